@@ -1,0 +1,57 @@
+# What people do with a clone. `make` alone lists the targets; README.md and CONTRIBUTING.md say when to use which.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
+PYTHON ?= python3
+BIN := .venv/bin
+MODEL := .cache/models/SmolLM2-135M-Instruct
+PYTEST := $(BIN)/python -m pytest
+
+# Empty folders are not kept by git, and pytest refuses a folder that is not there.
+LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
+REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults)
+
+.PHONY: help setup stack ruff types imports spelling lint check test test-full demo clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: ## .venv with Headrace and its tools; no torch, no vLLM
+	@$(PYTHON) deploy/local/bootstrap.py --dev
+
+stack: ## all of it: setup, the CPU engine stack, system libraries, the demo's model
+	@$(PYTHON) deploy/local/bootstrap.py --stack --dev --model $(MODEL)
+
+ruff: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/mypy
+
+imports: setup
+	$(BIN)/lint-imports
+
+spelling: setup
+	$(BIN)/codespell
+
+lint: ruff types imports spelling ## linters, types, import contracts, spelling
+
+check: lint ## lint, and the tests that need no engine stack; under a minute
+	$(PYTEST) $(LIGHT)
+
+test: stack lint ## everything a change can break, on the real parts too; at most 15 minutes
+	$(PYTEST) -m "not full" $(LIGHT) $(REAL)
+
+test-full: stack lint ## every matrix and long case, with a summary of the slowest
+	$(PYTEST) --durations=25 $(LIGHT) $(REAL)
+
+demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 leaves it up
+	@$(BIN)/python deploy/local/demo.py
+
+clean: ## remove .venv, the model and all caches
+	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

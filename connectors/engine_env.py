@@ -1,0 +1,60 @@
+"""The environment of one engine process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from connectors.mooncake import TCP_ENVIRONMENT, Protocol, transfer_port_environment
+
+HASH_SEED = "0"
+"""Any fixed value does, as long as every engine process has the same one: block hashes differ otherwise and a pool
+never hits (A23)."""
+
+KEEP_ALIVE_S = 75
+"""How long an engine keeps an idle connection. Above the router's own limit, so that the router closes first (A16)."""
+
+OWNED_ENVIRONMENT: dict[str, str] = {
+    "CUDA_VISIBLE_DEVICES": "replicas are placed on GPUs",
+    "VLLM_NIXL_SIDE_CHANNEL_PORT": "ports are planned",
+    "VLLM_RPC_BASE_PATH": "every engine has a folder of its own, or their lookup sockets collide",
+    "VLLM_SERVER_DEV_MODE": "resets and weight updates need the development routes",
+    "MOONCAKE_CONFIG_PATH": "the file is generated; set [pool]",
+    **dict.fromkeys(transfer_port_environment(1, 6), "ports are planned"),
+}
+"""Variables that a job file may not set, with the reason. PYTHONHASHSEED may be set to the one value it has anyway."""
+
+
+def common_environment(*, advertised_host: str, rpc_dir: str, side_channel_port: int | None) -> dict[str, str]:
+    """What every engine gets. `advertised_host` must be reachable from the other nodes (A30)."""
+    env = {
+        "PYTHONHASHSEED": HASH_SEED,
+        "VLLM_HOST_IP": advertised_host,
+        "VLLM_RPC_BASE_PATH": rpc_dir,
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_S),
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    if side_channel_port is not None:
+        env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = advertised_host
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
+    return env
+
+
+def store_environment(
+    *, config_path: str, advertised_host: str, protocol: Protocol, ports: tuple[int, int] | None
+) -> dict[str, str]:
+    """What an engine that joins the pool gets; `ports` is (first, count) of its store clients' own ports."""
+    env = {"MOONCAKE_CONFIG_PATH": config_path, "MOONCAKE_REQUESTER_LOCAL_HOSTNAME": advertised_host}
+    if protocol == "tcp":
+        env |= TCP_ENVIRONMENT
+    if ports is not None:
+        env |= transfer_port_environment(*ports)
+    return env
+
+
+def cpu_binding(core_groups: Sequence[Sequence[int]]) -> str:
+    """VLLM_CPU_OMP_THREADS_BIND for an engine whose ranks get these cores, one group per rank: "0-1|2-3".
+
+    Unbound engines on one machine fight for cores: ten times slower prefill was seen.
+    """
+    return "|".join(",".join(str(core) for core in group) for group in core_groups)

@@ -1,0 +1,89 @@
+"""MooncakeStoreConnector: the shared pool seen from inside an engine.
+
+`chain.py` puts its entry after NIXL's; `store_argv.py` starts the pool's own processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Literal
+
+from connectors.types import JsonDict
+
+Protocol = Literal["tcp", "rdma"]
+
+TCP_ENVIRONMENT = {
+    "MC_TCP_SLICE_SIZE": "4194304",
+    "MC_TCP_ENABLE_CONNECTION_POOL": "1",
+    "MC_TCP_LANES_PER_PEER": "8",
+}
+"""Larger slices over kept connections in several lanes: doubled the load rate of the tcp transport."""
+
+METADATA_SERVER = "P2PHANDSHAKE"
+"""Mooncake's peers exchange their metadata themselves: one server and one port less."""
+
+EPHEMERAL_PORTS_FROM = 32768
+"""Mooncake ignores a port range that reaches into the kernel's ephemeral range, with a warning in its log only."""
+
+TRANSFER_PORTS_PER_CLIENT = 6
+"""A store client takes one name and two listening ports from its ranges; the rest is slack for its random choice."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreSettings:
+    cache_prefix: str
+    save_decode_cache: bool
+    cross_layers_blocks: bool
+
+
+def connector_entry(settings: StoreSettings) -> JsonDict:
+    """The child entry for `MultiConnector`, or the whole config's core where the store stands alone.
+
+    kv_both on every role: prefill loads and saves, decode saves what it generated and may load.
+    """
+    extra: JsonDict = {"cache_prefix": settings.cache_prefix, "load_async": True}
+    if settings.save_decode_cache:
+        extra["save_decode_cache"] = True
+    if settings.cross_layers_blocks:
+        extra["enable_cross_layers_blocks"] = "True"
+    return {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+
+
+def client_config(
+    *, master_address: str, protocol: Protocol, device_names: tuple[str, ...], local_buffer_bytes: int, disk_tier: bool
+) -> str:
+    """Text of the file that MOONCAKE_CONFIG_PATH names: engines lend no memory, storage clients own all of it."""
+    config = {
+        "mode": "standalone-store",
+        "metadata_server": METADATA_SERVER,
+        "master_server_address": master_address,
+        "global_segment_size": 0,
+        "local_buffer_size": local_buffer_bytes,
+        "protocol": protocol,
+        "device_name": ",".join(device_names),
+        "enable_offload": disk_tier,
+    }
+    return json.dumps(config, indent=2, sort_keys=True) + "\n"
+
+
+def transfer_port_environment(first: int, count: int) -> dict[str, str]:
+    """Environment that keeps a store client's own ports inside `first .. first + count - 1`.
+
+    The lower third names the client, the rest listens. A range's two ends must differ, or Mooncake ignores it.
+    """
+    names = max(2, count // 3)
+    return {
+        "MC_STORE_CLIENT_MIN_PORT": str(first),
+        "MC_STORE_CLIENT_MAX_PORT": str(first + names - 1),
+        "MC_MIN_RPC_PORT": str(first + names),
+        "MC_MAX_RPC_PORT": str(first + count - 1),
+    }
+
+
+def derive_cache_prefix(job: str, identity: JsonDict) -> str:
+    """A key prefix of the job's own: pool keys carry only the last part of the model's path, so everything that makes
+    KV incompatible (path, revision, weights on disk, dtypes, block size, parallel sizes) is hashed into it."""
+    text = json.dumps(identity, sort_keys=True, default=str)
+    return f"{job}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -1,0 +1,183 @@
+"""`headrace`: argument parsing, one call of the service, output.
+
+Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, NoReturn
+
+import typer
+import uvicorn
+from rich.console import Console
+from rich.text import Text
+
+from deploy.logs import follow, tail
+from orchestrator.api.schemas import job_status
+from orchestrator.api.server import build_app
+from orchestrator.cli_show import StartDisplay, print_json, show_diagnosis, show_job, show_plan
+from orchestrator.compose import local_service
+from orchestrator.errors import HeadraceError
+from orchestrator.observe.doctor import diagnose
+from orchestrator.plan.types import plan_to_json
+from orchestrator.service import JobService
+from orchestrator.spec.load import load_job_file
+from orchestrator.store.database import home_folder
+
+API_TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
+
+app = typer.Typer(
+    help="Runs disaggregated prefill/decode vLLM fleets for RL rollouts.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+err = Console(stderr=True)
+
+JobFile = Annotated[Path, typer.Argument(help="Job file, .toml or .json.")]
+JobName = Annotated[str, typer.Argument(help="Name of the job.")]
+Overrides = Annotated[list[str] | None, typer.Option("--set", help="field=value, stronger than the job file.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def main() -> None:
+    """Entry point: user errors become one message on stderr and exit code 1."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        app()
+    except HeadraceError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        err.print("interrupted")
+        sys.exit(130)
+
+
+@app.command()
+def render(job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Show the whole plan and every generated file. Starts nothing."""
+    plan = _service().plan(load_job_file(job, overrides or []))
+    if as_json:
+        sys.stdout.write(plan_to_json(plan))
+    else:
+        show_plan(out, plan)
+    if plan.errors:
+        _fail(f"{len(plan.errors)} error(s) keep this job from being started; see `error:` above", code=1)
+
+
+@app.command()
+def up(job: JobFile, overrides: Overrides = None) -> None:
+    """Start a job and wait until it serves. On failure or Ctrl-C, everything that was started is ended."""
+    service = _service()
+    admitted = service.admit(load_job_file(job, overrides or []))
+    for finding in admitted.plan.findings:
+        err.print(Text(f"warning: {finding.field}: {finding.problem}; {finding.mend}", style="yellow"), soft_wrap=True)
+    with StartDisplay(err) as display:
+        service.drive(admitted.name, display)
+    show_job(out, job_status(service.view(admitted.name)))
+
+
+@app.command()
+def status(
+    name: Annotated[str | None, typer.Argument(help="Name of the job; all jobs when left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show jobs as they are now: every process is looked at."""
+    service = _service()
+    views = [service.view(name)] if name else service.views()
+    jobs = [job_status(view) for view in views]
+    if as_json:
+        values = [job.model_dump(mode="json") for job in jobs]
+        print_json(values[0] if name else {"jobs": values})
+        return
+    if not jobs:
+        out.print("no job is recorded; start one with `headrace up JOB.toml`")
+    for job in jobs:
+        show_job(out, job)
+
+
+@app.command()
+def logs(
+    name: JobName,
+    process: Annotated[str | None, typer.Argument(help="One process; all of them when left out.")] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 50,
+    following: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.")] = False,
+) -> None:
+    """Show the logs of a job's processes."""
+    job = _service().store.get(name)
+    known = [unit.name for unit in job.plan.units]
+    if process is not None and process not in known:
+        _fail(f"job {name!r} has no process {process!r}; it has: {', '.join(known)}")
+    paths = [job.run.log_dir / f"{unit}.log" for unit in ([process] if process else known)]
+    if following:
+        for source, line in follow(paths, lines):
+            _log_line(source, line, prefix=process is None)
+        return
+    for path in paths:
+        if path.exists():
+            for line in tail(path, lines):
+                _log_line(path.stem, line, prefix=process is None)
+
+
+@app.command()
+def down(name: JobName) -> None:
+    """Stop a job: every process that was started for it, and nothing else."""
+    job = _service().stop(name, say=lambda text: err.print(text, style="dim"))
+    out.print(f"{job.name}: {job.phase}; logs stay in {job.run.log_dir}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def doctor(
+    python: Annotated[str | None, typer.Option(help="Interpreter of the engine stack; this one when left out.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Look at this machine: libraries, limits, ports, packages, CPU and GPUs, each finding with its mend."""
+    found = diagnose(python or sys.executable, home_folder())
+    if as_json:
+        print_json([one.as_dict() for one in found])
+    else:
+        show_diagnosis(out, found)
+    if any(one.verdict == "fail" for one in found):
+        raise typer.Exit(1)
+
+
+@app.command()
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8700,
+) -> None:
+    """Answer the HTTP control API: POST /jobs, GET /jobs/{name}, DELETE /jobs/{name}."""
+    token = os.environ.get(API_TOKEN_VARIABLE)
+    if token is None and host not in ("127.0.0.1", "localhost", "::1"):
+        _fail(f"whoever reaches the API can start programs; set {API_TOKEN_VARIABLE} to listen on {host}", code=2)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    uvicorn.run(build_app(_service(), token), host=host, port=port, log_level="info")
+
+
+def _service() -> JobService:
+    return local_service(home_folder())
+
+
+def _log_line(source: str, line: str, *, prefix: bool) -> None:
+    name = source.removesuffix(".log")
+    with suppress(BrokenPipeError):
+        sys.stdout.write(f"{name} | {line}\n" if prefix else f"{line}\n")
+
+
+def _fail(text: str, code: int = 1) -> NoReturn:
+    err.print(Text(text, style="red"), soft_wrap=True)
+    sys.exit(code)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""How the CLI shows things: a start in progress, a job, a plan, findings."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Sequence
+from types import TracebackType
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.api.schemas import JobStatus
+from orchestrator.observe.doctor import Diagnosis
+from orchestrator.plan.types import JobPlan
+from orchestrator.supervisor.interfaces import Progress, UnitProgress
+
+COLOURS = {
+    "waiting": "dim",
+    "starting": "yellow",
+    "ready": "green",
+    "dead": "red",
+    "failed": "red",
+    "degraded": "yellow",
+}
+PLAIN_EVERY_S = 10.0
+
+
+class StartDisplay:
+    """Shows a start: a live table on a terminal, a line per change (and one every 10 s) anywhere else."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, refresh_per_second=4, transient=False) if console.is_terminal else None
+        self._shown: dict[str, str] = {}
+        self._doing = ""
+        self._last = 0.0
+
+    def __enter__(self) -> StartDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def __call__(self, progress: Progress) -> None:
+        if self._live is not None:
+            self._live.update(Group(_units_table(progress.units), Text(progress.now_doing, style="dim")))
+        else:
+            self._plain(progress)
+
+    def _plain(self, progress: Progress) -> None:
+        for unit in progress.units:
+            if unit.state != self._shown.get(unit.name, "waiting"):
+                self._shown[unit.name] = unit.state
+                self._console.print(f"{unit.name}: {unit.state} ({unit.seconds:.0f} s)", highlight=False)
+        waiting = progress.now_doing.startswith("waiting")
+        due = time.monotonic() - self._last > PLAIN_EVERY_S
+        if progress.now_doing and progress.now_doing != self._doing and (not waiting or due):
+            self._console.print(progress.now_doing, highlight=False, soft_wrap=True)
+            self._doing = progress.now_doing
+            self._last = time.monotonic()
+
+
+def _units_table(units: Sequence[UnitProgress]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for column in ("process", "state", "time", ""):
+        table.add_column(column, no_wrap=column != "")
+    for unit in units:
+        seconds = f"{unit.seconds:.0f} s" if unit.state != "waiting" else ""
+        table.add_row(unit.name, Text(unit.state, style=COLOURS[unit.state]), seconds, Text(unit.detail, style="dim"))
+    return table
+
+
+def show_job(console: Console, job: JobStatus) -> None:
+    """One job: phase, processes, addresses, warnings."""
+    style = COLOURS.get(job.phase, "bold")
+    console.print(Text.assemble((job.name, "bold"), "  ", (job.phase, style), f"  for {_age(job.age_s)}"))
+    if job.reason:
+        console.print(Text(job.reason, style=style), soft_wrap=True)
+    table = Table(box=None, pad_edge=False)
+    for column in ("process", "state", "pid", "ready after", ""):
+        table.add_column(column, no_wrap=column != "")
+    for unit in job.units:
+        ready = f"{unit.seconds:.0f} s" if unit.state == "ready" else ""
+        detail = unit.detail if unit.state == "starting" else unit.log if unit.state == "dead" else ""
+        table.add_row(unit.name, Text(unit.state, style=COLOURS[unit.state]), str(unit.pid or ""), ready, detail)
+    console.print(table)
+    if job.phase in ("ready", "degraded"):
+        console.print(f"router      {job.router.url}   (model {job.model!r})", highlight=False, soft_wrap=True)
+        if job.prometheus_url:
+            console.print(f"prometheus  {job.prometheus_url}", highlight=False)
+    console.print(f"files       {job.directory}", highlight=False, soft_wrap=True)
+
+
+def show_plan(console: Console, plan: JobPlan) -> None:
+    """The whole plan and every generated file. Plain text, so that it can be compared."""
+    for choice in plan.choices:
+        _say(console, f"chosen: {choice.subject}: {choice.value} ({choice.reason})")
+    for finding in plan.findings:
+        _say(console, f"{finding.severity}: {finding.field}: {finding.problem}; {finding.mend}")
+    for unit in plan.units:
+        _say(console, f"\n# {unit.name} on {unit.node}, stage {unit.start_stage}, ready by {unit.probe}")
+        for port in unit.ports:
+            _say(console, f"# port {port.port}: {port.name}")
+        for name in sorted(unit.env):
+            _say(console, f"{name}={shlex.quote(unit.env[name])} \\")
+        _say(console, shlex.join(unit.argv))
+    for file in plan.files:
+        _say(console, f"\n## {file.path}")
+        _say(console, file.text.rstrip("\n"))
+
+
+def show_diagnosis(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
+    marks = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
+    for one in diagnoses:
+        word, style = marks[one.verdict]
+        console.print(Text.assemble((f"{word:<5}", style), f"{one.subject}: {one.found}"), soft_wrap=True)
+        if one.mend and one.verdict != "ok":
+            console.print(Text(f"      mend: {one.mend}", style="dim"), soft_wrap=True)
+
+
+def print_json(value: object) -> None:
+    sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def _say(console: Console, line: str) -> None:
+    console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _age(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,69 @@
+"""The orchestrator's errors.
+
+    HeadraceError               every error whose text is meant for a user
+    ├── SpecError               the job file is wrong: the user mends it
+    ├── PlanRefused             the job file is well-formed but cannot run: the user mends it
+    ├── JobExists               a job of this name is already recorded: the user stops it first
+    ├── JobUnknown              no job of this name is recorded
+    ├── JobFailed               a process died, was not ready in time, or a start-up check failed
+    └── Unsupported             this version cannot do what was asked
+
+Each message says what is wrong, with the field and the values, and what mends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class HeadraceError(Exception):
+    """An error whose text is meant for a user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Complaint:
+    """One thing wrong with a job file."""
+
+    field: str
+    """Dotted name as written in the job file, e.g. "roles.decode.kv_offload.cpu.num_bytes"."""
+    problem: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.problem}; {self.mend}" if self.mend else f"{self.field}: {self.problem}"
+
+
+class SpecError(HeadraceError):
+    """The job file is wrong. All that was found is listed, not only the first."""
+
+    def __init__(self, source: str, complaints: Sequence[Complaint]) -> None:
+        self.source = source
+        self.complaints = tuple(complaints)
+        lines = "\n".join(f"  {complaint}" for complaint in self.complaints)
+        super().__init__(f"{source} cannot be used:\n{lines}")
+
+
+class PlanRefused(HeadraceError):
+    """The job is well-formed but must not be started."""
+
+    def __init__(self, job: str, complaints: Sequence[Complaint]) -> None:
+        self.complaints = tuple(complaints)
+        lines = "\n".join(f"  {complaint}" for complaint in self.complaints)
+        super().__init__(f"job {job!r} cannot run:\n{lines}")
+
+
+class JobExists(HeadraceError):
+    """A job of this name is recorded and not ended."""
+
+
+class JobUnknown(HeadraceError):
+    """No job of this name is recorded."""
+
+
+class JobFailed(HeadraceError):
+    """A job did not come up; everything it had started is ended."""
+
+
+class Unsupported(HeadraceError):
+    """This version cannot do what was asked."""

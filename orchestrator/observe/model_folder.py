@@ -1,0 +1,69 @@
+"""What a checkpoint folder says of itself: size, a fingerprint of its files, and its kind of attention."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from connectors.layout import Attention
+from orchestrator.plan.facts import ModelFacts
+
+_WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
+_MLA_KEY = "kv_lora_rank"
+_OTHER_KEYS = (
+    "sliding_window",
+    "layer_types",
+    "mamba_d_state",
+    "ssm_state_size",
+    "linear_num_key_heads",
+    "attn_type_list",
+)
+
+
+def read_model_folder(path: str) -> ModelFacts:
+    """Facts about model.path; a path that is no folder is a name for the engine's own cache."""
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        return ModelFacts(location=path, is_folder=False, fingerprint="", weight_bytes=0, attention="other")
+    files = sorted(file for file in folder.iterdir() if file.is_file())
+    digest = hashlib.sha256()
+    weight_bytes = 0
+    for file in files:
+        stat = file.stat()
+        digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
+        if file.suffix in _WEIGHT_SUFFIXES:
+            weight_bytes += stat.st_size
+    return ModelFacts(
+        location=str(folder.resolve()),
+        is_folder=True,
+        fingerprint=digest.hexdigest()[:16],
+        weight_bytes=weight_bytes,
+        attention=attention_of(_config(folder)),
+    )
+
+
+def attention_of(config: Mapping[str, Any]) -> Attention:
+    """The kind of attention by the keys of config.json; anything unusual is "other", which takes no chances."""
+    text = config.get("text_config")
+    merged = {**config, **(text if isinstance(text, dict) else {})}
+    if not merged:
+        return "other"
+    if merged.get(_MLA_KEY):
+        return "mla"
+    kinds = merged.get("layer_types")
+    if isinstance(kinds, list) and set(kinds) == {"full_attention"}:
+        merged = {key: value for key, value in merged.items() if key != "layer_types"}
+    if not merged.get("use_sliding_window", True):
+        merged = {key: value for key, value in merged.items() if key != "sliding_window"}
+    return "other" if any(merged.get(key) for key in _OTHER_KEYS) else "full"
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}

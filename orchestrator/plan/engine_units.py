@@ -1,0 +1,227 @@
+"""vLLM engines as launch units, and one `inference-<role>.json` per role."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from connectors import engine_argv, engine_env, mooncake
+from connectors.chain import ChainParts, NativeTier, transfer_config
+from connectors.layout import LAYOUT_VARIABLE, LayoutChoice, choose_layout
+from connectors.nixl import NixlSettings, Reach, ucx_environment
+from connectors.types import Choice, EngineAbilities, JsonDict
+from deploy.unit import HttpProbe, LaunchUnit, ListenPort, PlannedFile
+from orchestrator.plan.facts import ClusterFacts
+from orchestrator.plan.placement import Placed
+from orchestrator.plan.pool_units import STAGE_ENGINES, PoolUnits
+from orchestrator.plan.port_map import PortMap
+from orchestrator.plan.resolve import RoleConfig
+from orchestrator.plan.types import EnginePlan, PoolPlan
+from orchestrator.spec.job import JobSpec
+from orchestrator.spec.offload import MooncakeOffload, NativeOffload
+
+STORE_FILE = "mooncake.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineUnits:
+    engines: tuple[EnginePlan, ...]
+    units: tuple[LaunchUnit, ...]
+    files: tuple[PlannedFile, ...]
+    choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shared:
+    """What all engines of a job have in common."""
+
+    spec: JobSpec
+    facts: ClusterFacts
+    abilities: EngineAbilities
+    pool: PoolPlan | None
+    layout: LayoutChoice
+    ucx: dict[str, str]
+    disk_tier: bool
+
+    @property
+    def one_node(self) -> bool:
+        return len(self.facts.nodes) == 1
+
+
+def plan_engines(
+    spec: JobSpec,
+    roles: Sequence[RoleConfig],
+    placed: Sequence[Placed],
+    facts: ClusterFacts,
+    abilities: EngineAbilities,
+    pool: PoolUnits | None,
+    ports: PortMap,
+) -> EngineUnits:
+    """All engines of the job, and the files they read."""
+    layout = _layout(roles, facts, abilities)
+    ucx, ucx_choice = _ucx(spec, facts, abilities)
+    shared = _Shared(
+        spec=spec,
+        facts=facts,
+        abilities=abilities,
+        pool=pool.plan if pool else None,
+        layout=layout,
+        ucx=ucx,
+        disk_tier=pool is not None and pool.disk_tier,
+    )
+    arguments = {role.role: role_arguments(role, shared) for role in roles}
+    planned = [_plan_engine(engine, arguments[engine.role.role], shared, ports) for engine in placed]
+    files = [_role_file(role, arguments[role.role], facts.job_dir) for role in roles]
+    if pool is not None:
+        files.append(_store_file(shared, pool.plan))
+    files += [_socket_file(facts, engine.name, spec.name) for engine in placed]
+    has_handoff = any(role.role != "colocated" for role in roles)
+    return EngineUnits(
+        engines=tuple(engine for engine, _ in planned),
+        units=tuple(unit for _, unit in planned),
+        files=tuple(files),
+        choices=(*layout.choices, *((ucx_choice,) if has_handoff else ())),
+    )
+
+
+def role_arguments(role: RoleConfig, shared: _Shared) -> JsonDict:
+    """Every vLLM argument that all replicas of a role share, the chain included."""
+    spec = shared.spec
+    args: JsonDict = {"model": shared.facts.model.location, **engine_argv.always_arguments(shared.abilities)}
+    if spec.model.served_names:
+        args["served_model_name"] = list(spec.model.served_names)
+    if spec.model.revision:
+        args["revision"] = spec.model.revision
+    if shared.layout.block_size is not None:
+        args["block_size"] = shared.layout.block_size
+    args |= role.engine
+    chain = role.transfer_override
+    if chain is None:
+        chain = transfer_config(role.role, chain_parts(role, shared), shared.abilities)
+    if chain is not None:
+        args["kv_transfer_config"] = chain
+    return args
+
+
+def handoff_lease_s(spec: JobSpec) -> int:
+    """Whole seconds, as vLLM counts them; engines and router must go by one number."""
+    return int(spec.handoff.lease)
+
+
+def chain_parts(role: RoleConfig, shared: _Shared) -> ChainParts:
+    handoff, store, native = None, None, None
+    if role.role != "colocated":
+        handoff = NixlSettings(
+            lease_s=handoff_lease_s(shared.spec),
+            num_threads=shared.spec.handoff.num_threads,
+            cross_layers_blocks=shared.layout.cross_layers_blocks,
+        )
+    if isinstance(role.offload, MooncakeOffload) and shared.pool is not None:
+        store = mooncake.StoreSettings(
+            cache_prefix=shared.pool.cache_prefix,
+            save_decode_cache=role.offload.save_decode_cache and shared.abilities.save_decode_cache,
+            cross_layers_blocks=shared.layout.cross_layers_blocks,
+        )
+    if isinstance(role.offload, NativeOffload):
+        disk = role.offload.disk
+        native = NativeTier(cpu_bytes=int(role.offload.cpu.num_bytes), disk_path=disk.path if disk else None)
+    return ChainParts(handoff=handoff, store=store, native=native)
+
+
+def _layout(roles: Sequence[RoleConfig], facts: ClusterFacts, abilities: EngineAbilities) -> LayoutChoice:
+    sizes = [role.engine["block_size"] for role in roles if role.engine.get("block_size") is not None]
+    layouts = [role.env[LAYOUT_VARIABLE] for role in roles if LAYOUT_VARIABLE in role.env]
+    if all(role.role == "colocated" and not isinstance(role.offload, MooncakeOffload) for role in roles):
+        return LayoutChoice()
+    return choose_layout(
+        abilities,
+        attention=facts.model.attention,
+        user_block_size=next(iter(sizes), None),
+        user_layout=next(iter(layouts), None),
+        same_tensor_parallel=len({role.sizes.tensor for role in roles}) == 1,
+    )
+
+
+def _ucx(spec: JobSpec, facts: ClusterFacts, abilities: EngineAbilities) -> tuple[dict[str, str], Choice]:
+    reach: Reach = "loopback" if len(facts.nodes) == 1 else spec.pool.protocol
+    seen = {node.nvlink for node in facts.nodes}
+    nvlink = spec.handoff.nvlink if spec.handoff.nvlink is not None else seen.pop() if len(seen) == 1 else None
+    return ucx_environment(abilities.platform, reach, nvlink)
+
+
+def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap) -> tuple[EnginePlan, LaunchUnit]:
+    node, sizes = placed.node, placed.role.sizes
+    http_port = ports.one(node.name)
+    side_channel = None
+    listens = [ListenPort(name="http", port=http_port)]
+    if placed.role.role != "colocated":
+        side_channel, count = ports.block(node.name, sizes.data)
+        listens += [ListenPort(name="side channel", port=side_channel + index) for index in range(count)]
+    joins_pool = shared.pool is not None and isinstance(placed.role.offload, MooncakeOffload)
+    store_ports = ports.block(node.name, mooncake.TRANSFER_PORTS_PER_CLIENT * sizes.ranks) if joins_pool else None
+    env = engine_env.common_environment(
+        advertised_host=node.address,
+        rpc_dir=str(shared.facts.socket_dir / placed.name),
+        side_channel_port=side_channel,
+    )
+    env |= shared.layout.env
+    if placed.role.role != "colocated":
+        env |= shared.ucx
+    if joins_pool:
+        env |= engine_env.store_environment(
+            config_path=str(shared.facts.job_dir / STORE_FILE),
+            advertised_host=node.address,
+            protocol=shared.spec.pool.protocol,
+            ports=store_ports,
+        )
+    if placed.cores:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = engine_env.cpu_binding(placed.cores)
+    if placed.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, placed.gpus))
+    env |= placed.role.env
+    host = node.address if shared.one_node else "0.0.0.0"
+    unit = LaunchUnit(
+        name=placed.name,
+        node=node.name,
+        argv=engine_argv.server_argv(shared.abilities.python, {**args, "host": host, "port": http_port}),
+        env=dict(sorted(env.items())),
+        ports=tuple(listens),
+        probe=HttpProbe(url=f"http://{node.address}:{http_port}/health"),
+        start_stage=STAGE_ENGINES,
+        ready_timeout_s=shared.spec.launch.ready_timeout,
+        stop_grace_s=shared.spec.launch.stop_grace,
+    )
+    engine = EnginePlan(
+        name=placed.name,
+        role=placed.role.role,
+        node=node.name,
+        url=f"http://{node.address}:{http_port}",
+        gpus=placed.gpus,
+        cores=placed.cores,
+        joins_pool=joins_pool,
+    )
+    return engine, unit
+
+
+def _role_file(role: RoleConfig, args: JsonDict, job_dir: Path) -> PlannedFile:
+    """What every replica of the role gets; a launcher on many nodes picks the file of its role."""
+    text = json.dumps({"role": role.role, "arguments": args}, indent=2, sort_keys=True) + "\n"
+    return PlannedFile(path=job_dir / f"inference-{role.role}.json", text=text)
+
+
+def _store_file(shared: _Shared, pool: PoolPlan) -> PlannedFile:
+    text = mooncake.client_config(
+        master_address=pool.master_address,
+        protocol=shared.spec.pool.protocol,
+        device_names=shared.spec.pool.device_names,
+        local_buffer_bytes=int(shared.spec.pool.local_buffer_bytes),
+        disk_tier=shared.disk_tier,
+    )
+    return PlannedFile(path=shared.facts.job_dir / STORE_FILE, text=text)
+
+
+def _socket_file(facts: ClusterFacts, engine: str, job: str) -> PlannedFile:
+    """Makes the folder of an engine's lookup socket; unix socket paths are short, so it cannot lie in the job's own."""
+    return PlannedFile(path=facts.socket_dir / engine / "owner.txt", text=f"sockets of {engine} of job {job}\n")

@@ -1,0 +1,168 @@
+"""The router and the job's Prometheus as launch units, with the files they read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from deploy.unit import HttpProbe, LaunchUnit, ListenPort, PlannedFile
+from monitoring.dashboards.overview import overview
+from monitoring.rules import plan_rules
+from monitoring.scrape import Target, prometheus_config
+from monitoring.stack import grafana_provisioning, prometheus_argv
+from orchestrator.plan.engine_units import handoff_lease_s
+from orchestrator.plan.facts import ClusterFacts
+from orchestrator.plan.pool_units import STAGE_FRONT
+from orchestrator.plan.port_map import PortMap
+from orchestrator.plan.types import EnginePlan, PoolPlan, RouterPlan
+from orchestrator.spec.job import JobSpec, PolicyName
+from router.settings import EngineEndpoint, PolicySettings, RoundRobin, RouterSettings, StickyLeastLoaded
+
+EVERY_INTERFACE = ("0.0.0.0", "::")
+ROUTER_READY_S = 30.0
+PROMETHEUS_READY_S = 30.0
+TOKEN_VARIABLE = "HEADRACE_TOKEN_FILE"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterUnits:
+    plan: RouterPlan
+    unit: LaunchUnit
+    file: PlannedFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitoringUnits:
+    url: str | None
+    units: tuple[LaunchUnit, ...]
+    files: tuple[PlannedFile, ...]
+
+
+def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFacts, ports: PortMap) -> RouterUnits:
+    """One router on the head node. It starts frozen; the control plane opens its gate."""
+    head = facts.nodes[0]
+    one_node = len(facts.nodes) == 1
+    settings = RouterSettings(
+        job=spec.name,
+        host=spec.router.host or (head.address if one_node else "0.0.0.0"),
+        port=spec.router.port,
+        internal_host=head.address,
+        internal_port=ports.one(head.name),
+        engines=tuple(EngineEndpoint(name=engine.name, role=engine.role, url=engine.url) for engine in engines),
+        policy=_policy(spec.router.policy, spec.router.session_idle),
+        handoff_lease_s=handoff_lease_s(spec),
+        retries=spec.router.retries,
+        request_timeout_s=spec.router.request_timeout,
+    )
+    config = facts.job_dir / "router.json"
+    token = str(facts.job_dir / "token")
+    reached_at = head.address if settings.host in EVERY_INTERFACE else settings.host
+    plan = RouterPlan(
+        url=f"http://{reached_at}:{settings.port}",
+        internal_url=f"http://{settings.internal_host}:{settings.internal_port}",
+        config_file=str(config),
+        token_file=token,
+    )
+    unit = LaunchUnit(
+        name="router",
+        node=head.name,
+        argv=(facts.headrace_python, "-m", "router.main", "--config", str(config)),
+        env={TOKEN_VARIABLE: token},
+        ports=(
+            ListenPort(name="http", port=settings.port),
+            ListenPort(name="internal", port=settings.internal_port),
+        ),
+        probe=HttpProbe(url=f"{plan.url}/health"),
+        start_stage=STAGE_FRONT,
+        ready_timeout_s=ROUTER_READY_S,
+        stop_grace_s=spec.launch.stop_grace,
+    )
+    return RouterUnits(
+        plan=plan, unit=unit, file=PlannedFile(path=config, text=settings.model_dump_json(indent=2) + "\n")
+    )
+
+
+def _policy(name: PolicyName, session_idle_s: float) -> PolicySettings:
+    if name == "round_robin":
+        return RoundRobin()
+    return StickyLeastLoaded(session_idle_s=session_idle_s)
+
+
+def plan_monitoring(
+    spec: JobSpec,
+    engines: Sequence[EnginePlan],
+    pool: PoolPlan | None,
+    router: RouterPlan,
+    facts: ClusterFacts,
+    ports: PortMap,
+) -> MonitoringUnits:
+    """Scrape config, plan rules, dashboard and Grafana's provisioning; a Prometheus process where one is installed."""
+    if not spec.monitoring.enabled:
+        return MonitoringUnits(url=None, units=(), files=())
+    folder = facts.job_dir / "monitoring"
+    head = facts.nodes[0]
+    port = ports.one(head.name)
+    url = f"http://{head.address}:{port}"
+    interval = spec.monitoring.scrape_interval
+    config, rules = folder / "prometheus.yml", folder / "plan.rules.yml"
+    files = [
+        _file(config, prometheus_config(spec.name, _targets(engines, pool, router, head.name), [str(rules)], interval)),
+        _file(rules, plan_rules(spec.name, _replicas(engines), pool.capacity_bytes if pool else 0)),
+        _file(folder / "dashboards" / "overview.json", json.dumps(overview(spec.name), indent=2) + "\n"),
+    ]
+    provisioning = grafana_provisioning(url, str(folder / "dashboards"), interval)
+    files += [_file(folder / "grafana" / name, text) for name, text in sorted(provisioning.items())]
+    if facts.tools.prometheus is None:
+        return MonitoringUnits(url=None, units=(), files=tuple(files))
+    unit = LaunchUnit(
+        name="prometheus",
+        node=head.name,
+        argv=prometheus_argv(
+            facts.tools.prometheus, str(config), str(folder / "data"), head.address, port, spec.monitoring.retention
+        ),
+        ports=(ListenPort(name="http", port=port),),
+        probe=HttpProbe(url=f"{url}/-/ready"),
+        start_stage=STAGE_FRONT,
+        ready_timeout_s=PROMETHEUS_READY_S,
+        stop_grace_s=spec.launch.stop_grace,
+    )
+    return MonitoringUnits(url=url, units=(unit,), files=tuple(files))
+
+
+def _targets(engines: Sequence[EnginePlan], pool: PoolPlan | None, router: RouterPlan, head: str) -> list[Target]:
+    targets = [
+        Target(
+            name=engine.name,
+            role=engine.role,
+            replica=engine.name,
+            node=engine.node,
+            address=urlsplit(engine.url).netloc,
+            metrics_path="/metrics",
+        )
+        for engine in engines
+    ]
+    if pool is not None and pool.metrics_url is not None:
+        master = urlsplit(pool.metrics_url)
+        name = "mooncake-master"
+        targets.append(
+            Target(name=name, role="master", replica=name, node=head, address=master.netloc, metrics_path=master.path)
+        )
+    address = urlsplit(router.url).netloc
+    targets.append(
+        Target(name="router", role="router", replica="router", node=head, address=address, metrics_path="/metrics")
+    )
+    return targets
+
+
+def _replicas(engines: Sequence[EnginePlan]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for engine in engines:
+        counts[engine.role] = counts.get(engine.role, 0) + 1
+    return counts
+
+
+def _file(path: Path, text: str) -> PlannedFile:
+    return PlannedFile(path=path, text=text)

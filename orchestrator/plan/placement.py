@@ -1,0 +1,101 @@
+"""Replicas -> nodes, GPUs and cores.
+
+GPU engines take whole GPUs of one node, in order. CPU engines are spread over the nodes in turn; each rank is bound to
+cores of its own, because unbound engines on one machine fight for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from connectors.types import Platform
+from orchestrator.errors import Complaint
+from orchestrator.plan.facts import NodeFacts
+from orchestrator.plan.resolve import RoleConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placed:
+    """One replica on its node."""
+
+    name: str
+    role: RoleConfig
+    node: NodeFacts
+    gpus: tuple[int, ...]
+    cores: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    engines: tuple[Placed, ...]
+    complaints: tuple[Complaint, ...]
+
+
+def place(
+    roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], *, platform: Platform, share_gpus: bool
+) -> Placement:
+    """Place every replica, in the order of roles and replicas."""
+    if platform == "cpu":
+        return _place_on_cores(roles, nodes)
+    return _place_on_gpus(roles, nodes, share_gpus)
+
+
+def _replicas(roles: Sequence[RoleConfig]) -> list[tuple[str, RoleConfig]]:
+    return [(f"{role.role}-{index}", role) for role in roles for index in range(role.replicas)]
+
+
+def _place_on_cores(roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts]) -> Placement:
+    placed = [
+        Placed(name=name, role=role, node=nodes[index % len(nodes)], gpus=(), cores=())
+        for index, (name, role) in enumerate(_replicas(roles))
+    ]
+    bound: dict[str, Placed] = {}
+    for node in nodes:
+        here = [engine for engine in placed if engine.node is node]
+        groups = _core_groups(node.cores, sum(engine.role.sizes.ranks for engine in here))
+        for engine in here:
+            ranks = engine.role.sizes.ranks
+            bound[engine.name] = replace(engine, cores=tuple(groups[:ranks]))
+            groups = groups[ranks:]
+    return Placement(engines=tuple(bound[engine.name] for engine in placed), complaints=())
+
+
+def _core_groups(cores: Sequence[int], ranks: int) -> list[tuple[int, ...]]:
+    """Equal neighbouring groups; with fewer cores than ranks, ranks take cores in turn."""
+    if not ranks or not cores:
+        return []
+    share = len(cores) // ranks
+    if share:
+        return [tuple(cores[rank * share : (rank + 1) * share]) for rank in range(ranks)]
+    return [(cores[rank % len(cores)],) for rank in range(ranks)]
+
+
+def _place_on_gpus(roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], share_gpus: bool) -> Placement:
+    used = {node.name: 0 for node in nodes}
+    placed: list[Placed] = []
+    complaints: list[Complaint] = []
+    for name, role in _replicas(roles):
+        need = role.sizes.ranks
+        node = next((node for node in nodes if used[node.name] + need <= node.gpus), None)
+        if node is None and share_gpus:
+            node = min((node for node in nodes if node.gpus >= need), key=lambda node: used[node.name], default=None)
+        if node is None:
+            complaints.append(_no_room(role, need, nodes))
+            continue
+        first = used[node.name]
+        gpus = tuple((first + index) % node.gpus for index in range(need))
+        used[node.name] += need
+        placed.append(Placed(name=name, role=role, node=node, gpus=gpus, cores=()))
+    return Placement(engines=tuple(placed), complaints=tuple(dict.fromkeys(complaints)))
+
+
+def _no_room(role: RoleConfig, need: int, nodes: Sequence[NodeFacts]) -> Complaint:
+    largest = max(node.gpus for node in nodes)
+    if need > largest:
+        problem = f"one engine needs {need} GPUs, the largest node has {largest}"
+        mend = "lower the parallel sizes; an engine that spans nodes cannot be planned yet"
+    else:
+        problem = f"{role.replicas} engines of {need} GPUs do not fit into {sum(node.gpus for node in nodes)} GPUs"
+        mend = "lower replicas, add nodes, or set launch.share_gpus = true for a trial"
+    return Complaint(field=f"roles.{role.role}.replicas", problem=problem, mend=mend)

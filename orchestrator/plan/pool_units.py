@@ -1,0 +1,190 @@
+"""The pool's own processes as launch units: the master, and a storage client per node and role that lends capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from connectors import store_argv
+from connectors.layout import LAYOUT_VARIABLE
+from connectors.mooncake import TRANSFER_PORTS_PER_CLIENT, derive_cache_prefix
+from connectors.types import EngineAbilities
+from deploy.unit import LaunchUnit, ListenPort, ListenProbe, MetricProbe
+from orchestrator.plan.facts import ClusterFacts, NodeFacts
+from orchestrator.plan.placement import Placed
+from orchestrator.plan.port_map import PortMap
+from orchestrator.plan.resolve import RoleConfig
+from orchestrator.plan.types import PoolPlan, StorageClientPlan
+from orchestrator.spec.job import JobSpec
+from orchestrator.spec.offload import DiskTier, MooncakeOffload
+
+MASTER_READY_S = 30.0
+PIN_S_PER_TIB = 140.0
+"""A storage client serves once its memory is pinned: about 70 s per TB on a large host; twice that is allowed."""
+STAGE_MASTER, STAGE_STORAGE, STAGE_ENGINES, STAGE_FRONT = range(4)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lender:
+    """One storage client to be: who lends, where, how much."""
+
+    name: str
+    node: NodeFacts
+    num_bytes: int
+    disk: DiskTier | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolUnits:
+    plan: PoolPlan
+    units: tuple[LaunchUnit, ...]
+    lenders: tuple[Lender, ...]
+
+    @property
+    def disk_tier(self) -> bool:
+        return any(lender.disk is not None for lender in self.lenders)
+
+
+def plan_pool(
+    spec: JobSpec,
+    roles: Sequence[RoleConfig],
+    engines: Sequence[Placed],
+    facts: ClusterFacts,
+    abilities: EngineAbilities,
+    ports: PortMap,
+) -> PoolUnits | None:
+    """The pool of a job whose roles use one; None where none does."""
+    pooled = [role for role in roles if isinstance(role.offload, MooncakeOffload)]
+    if not pooled:
+        return None
+    head = facts.nodes[0]
+    bind_host = head.address if len(facts.nodes) == 1 else "0.0.0.0"
+    lenders = _find_lenders(spec, pooled, engines, facts)
+    units: list[LaunchUnit] = []
+    master_address, metrics_url = spec.pool.master, None
+    if master_address is None:
+        settings = store_argv.MasterSettings(
+            program=abilities.mooncake_master or "mooncake_master",
+            bind_host=bind_host,
+            rpc_port=ports.one(head.name),
+            metrics_port=ports.one(head.name),
+            lease_ttl_s=lease_ttl_s(spec, pooled),
+            disk_tier=any(lender.disk is not None for lender in lenders),
+            extra_flags=spec.pool.master_flags,
+        )
+        master_address = f"{head.address}:{settings.rpc_port}"
+        metrics_url = f"http://{head.address}:{settings.metrics_port}/metrics"
+        units.append(_master_unit(spec, head, settings))
+    mounted = 0
+    for lender in lenders:
+        mounted += lender.num_bytes
+        units.append(_client_unit(spec, lender, master_address, metrics_url, mounted, abilities, ports))
+    plan = PoolPlan(
+        master_address=master_address,
+        metrics_url=metrics_url,
+        cache_prefix=spec.pool.cache_prefix
+        or derive_cache_prefix(spec.name, _identity(spec, pooled, facts, abilities)),
+        capacity_bytes=mounted,
+        clients=tuple(
+            StorageClientPlan(name=lender.name, node=lender.node.name, segment_bytes=lender.num_bytes)
+            for lender in lenders
+        ),
+    )
+    return PoolUnits(plan=plan, units=tuple(units), lenders=tuple(lenders))
+
+
+def _find_lenders(
+    spec: JobSpec, pooled: Sequence[RoleConfig], engines: Sequence[Placed], facts: ClusterFacts
+) -> list[Lender]:
+    """A client per role and node of the role where capacity is lent, then the trainer's nodes."""
+    lenders: list[Lender] = []
+    for role in pooled:
+        assert isinstance(role.offload, MooncakeOffload)
+        if role.offload.cpu.num_bytes == 0:
+            continue
+        nodes = dict.fromkeys(engine.node for engine in engines if engine.role.role == role.role)
+        for index, node in enumerate(nodes):
+            name = f"storage-{role.role}-{index}"
+            amount = int(role.offload.cpu.num_bytes)
+            lenders.append(Lender(name=name, node=node, num_bytes=amount, disk=role.offload.disk))
+    if spec.trainer_storage is not None:
+        amount = int(spec.trainer_storage.num_bytes)
+        names = spec.trainer_storage.nodes or (facts.nodes[0].name,)
+        for index, node in enumerate(node for node in facts.nodes if node.name in names):
+            lenders.append(Lender(name=f"storage-trainer-{index}", node=node, num_bytes=amount, disk=None))
+    return lenders
+
+
+def lease_ttl_s(spec: JobSpec, pooled: Sequence[RoleConfig]) -> float:
+    """The one lease of the master; `check.py` refuses two."""
+    named = [role.offload.lease_ttl for role in pooled if isinstance(role.offload, MooncakeOffload)]
+    return next((lease for lease in named if lease is not None), spec.pool.lease_ttl)
+
+
+def _identity(
+    spec: JobSpec, pooled: Sequence[RoleConfig], facts: ClusterFacts, abilities: EngineAbilities
+) -> dict[str, object]:
+    """Everything that makes the KV of two runs incompatible though their keys look alike (A20)."""
+    engine = pooled[0].engine
+    names = ("dtype", "kv_cache_dtype", "block_size", "quantization", "hf_overrides", "tensor_parallel_size")
+    return {
+        "model": facts.model.location,
+        "revision": spec.model.revision,
+        "files": facts.model.fingerprint,
+        **{name: engine.get(name) for name in names},
+        "layout": (abilities.vllm_version, abilities.platform, pooled[0].env.get(LAYOUT_VARIABLE)),
+    }
+
+
+def _master_unit(spec: JobSpec, head: NodeFacts, settings: store_argv.MasterSettings) -> LaunchUnit:
+    return LaunchUnit(
+        name="mooncake-master",
+        node=head.name,
+        argv=store_argv.master_argv(settings),
+        ports=(
+            ListenPort(name="rpc", port=settings.rpc_port),
+            ListenPort(name="metrics", port=settings.metrics_port),
+        ),
+        probe=ListenProbe(port=settings.rpc_port),
+        start_stage=STAGE_MASTER,
+        ready_timeout_s=MASTER_READY_S,
+        stop_grace_s=spec.launch.stop_grace,
+    )
+
+
+def _client_unit(
+    spec: JobSpec,
+    lender: Lender,
+    master_address: str,
+    metrics_url: str | None,
+    mounted: int,
+    abilities: EngineAbilities,
+    ports: PortMap,
+) -> LaunchUnit:
+    """`mounted`: capacity at the master once this client and those before it are up."""
+    settings = store_argv.ClientSettings(
+        program=abilities.mooncake_client or "mooncake_client",
+        host=lender.node.address,
+        port=ports.one(lender.node.name),
+        transfer_ports=ports.block(lender.node.name, TRANSFER_PORTS_PER_CLIENT),
+        master_address=master_address,
+        protocol=spec.pool.protocol,
+        device_names=spec.pool.device_names,
+        segment_bytes=lender.num_bytes,
+        disk_path=lender.disk.path if lender.disk else None,
+        disk_bytes=int(lender.disk.num_bytes) if lender.disk and lender.disk.num_bytes else None,
+    )
+    probe: MetricProbe | ListenProbe = ListenProbe(port=settings.port)
+    if metrics_url is not None:
+        probe = MetricProbe(url=metrics_url, metric=store_argv.CAPACITY_METRIC, at_least=float(mounted))
+    return LaunchUnit(
+        name=lender.name,
+        node=lender.node.name,
+        argv=store_argv.client_argv(settings),
+        env=store_argv.client_environment(settings),
+        ports=(ListenPort(name="service", port=settings.port),),
+        probe=probe,
+        start_stage=STAGE_STORAGE,
+        ready_timeout_s=MASTER_READY_S + PIN_S_PER_TIB * lender.num_bytes / 2**40,
+        stop_grace_s=spec.launch.stop_grace,
+    )

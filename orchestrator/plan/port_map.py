@@ -1,0 +1,62 @@
+"""Every TCP port of every process, decided before anything starts (field case A29).
+
+A job gets a block of ports of its own, by its name, below the kernel's ephemeral range: outgoing connections of other
+programs never take them, and Mooncake ignores ranges that reach into it. Blocks that another recorded job has planned
+are passed over. Ports only have to differ on one node, so each node counts through the block on its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+
+from connectors.mooncake import EPHEMERAL_PORTS_FROM
+
+FIRST_PORT = 10240
+BLOCK_PORTS = 512
+
+
+class PortsExhausted(Exception):
+    """The block is too small for this node's processes, or no block is free."""
+
+
+class PortMap:
+    """Hands out ports node by node, in the order asked."""
+
+    def __init__(self, *, job: str, user_base: int | None, reserved: frozenset[int], taken: frozenset[int]) -> None:
+        """`taken`: ports that the user fixed, which are passed over."""
+        self.base = user_base if user_base is not None else _block_base(job, reserved)
+        self._avoid = reserved | taken
+        self._next: dict[str, int] = defaultdict(lambda: self.base)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """(first, end) of all that was handed out so far, `end` excluded."""
+        return self.base, max(self._next.values(), default=self.base)
+
+    def one(self, node: str) -> int:
+        return self.block(node, 1)[0]
+
+    def block(self, node: str, count: int) -> tuple[int, int]:
+        """(first, count) of neighbouring ports.
+
+        Raises:
+            PortsExhausted: the port space ends below the ephemeral range.
+        """
+        first = self._next[node]
+        while clashes := [port for port in self._avoid if first <= port < first + count]:
+            first = max(clashes) + 1
+        if first + count > EPHEMERAL_PORTS_FROM:
+            raise PortsExhausted(f"no {count} ports left between {self.base} and {EPHEMERAL_PORTS_FROM} on {node}")
+        self._next[node] = first + count
+        return first, count
+
+
+def _block_base(job: str, reserved: frozenset[int]) -> int:
+    blocks = (EPHEMERAL_PORTS_FROM - FIRST_PORT) // BLOCK_PORTS
+    start = int.from_bytes(hashlib.sha256(job.encode()).digest()[:4], "big") % blocks
+    for step in range(blocks):
+        base = FIRST_PORT + (start + step) % blocks * BLOCK_PORTS
+        if not reserved & set(range(base, base + BLOCK_PORTS)):
+            return base
+    raise PortsExhausted("every block of ports is planned by another job; stop one, or set ports.base")

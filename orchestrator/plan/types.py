@@ -1,0 +1,100 @@
+"""The plan: everything about a job that can be decided before anything runs. Frozen, complete, serialisable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import TypeAdapter
+
+from connectors.types import Choice, Role
+from deploy.unit import LaunchUnit, PlannedFile
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something about a plan that a user should know. An error keeps it from being started."""
+
+    severity: Severity
+    field: str
+    problem: str
+    mend: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """One replica: one vLLM server and its ranks."""
+
+    name: str
+    role: Role
+    node: str
+    url: str
+    gpus: tuple[int, ...]
+    cores: tuple[tuple[int, ...], ...]
+    """Per rank, where engines are bound to cores."""
+    joins_pool: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class StorageClientPlan:
+    name: str
+    node: str
+    segment_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolPlan:
+    master_address: str
+    """host:port"""
+    metrics_url: str | None
+    """Of the master's own metrics; None where the job joins a master it does not run."""
+    cache_prefix: str
+    capacity_bytes: int
+    """What this job's storage clients lend."""
+    clients: tuple[StorageClientPlan, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterPlan:
+    url: str
+    """For rollout clients."""
+    internal_url: str
+    config_file: str
+    token_file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobPlan:
+    job: str
+    model_name: str
+    """What a request may say in "model"."""
+    vllm_version: str
+    units: tuple[LaunchUnit, ...]
+    files: tuple[PlannedFile, ...]
+    engines: tuple[EnginePlan, ...]
+    pool: PoolPlan | None
+    router: RouterPlan
+    prometheus_url: str | None
+    port_span: tuple[int, int]
+    """(first, end) of the ports that no other job may plan, `end` excluded; router.port comes on top."""
+    offload_probe: Literal["fail", "warn", "off"]
+    choices: tuple[Choice, ...]
+    findings: tuple[Finding, ...]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        return tuple(finding for finding in self.findings if finding.severity == "error")
+
+
+_PLAN: TypeAdapter[JobPlan] = TypeAdapter(JobPlan)
+
+
+def plan_to_json(plan: JobPlan) -> str:
+    """The plan as JSON text; equal plans give equal text."""
+    return _PLAN.dump_json(plan, indent=2).decode() + "\n"
+
+
+def plan_from_json(text: str) -> JobPlan:
+    return _PLAN.validate_json(text)

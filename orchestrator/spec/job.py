@@ -1,0 +1,181 @@
+"""The job file: what a user asks for. `load.py` reads it; `orchestrator/plan` turns it into a plan.
+
+Every default of a job lives here, once. Validators check and do not rewrite: filling in is the planner's work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field
+
+from orchestrator.spec.base import SpecModel
+from orchestrator.spec.quantity import Port, PositiveBytes, Seconds
+
+JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
+RoleName = Literal["prefill", "decode", "colocated"]
+PolicyName = Literal["sticky_least_loaded", "round_robin"]
+FlagValue = str | int | float | bool
+
+
+def _table_or(*words: str) -> Callable[[object], object]:
+    """A check with one message, where a union would give one per alternative."""
+
+    def check(value: object) -> object:
+        if isinstance(value, dict) or value in words:
+            return value
+        raise ValueError(f"must be a table or {' or '.join(map(repr, words))}")
+
+    return check
+
+
+def _flag_value(value: object) -> object:
+    if isinstance(value, FlagValue):
+        return value
+    raise ValueError("must be a string, a number or a boolean")
+
+
+def _host_and_port(value: object) -> object:
+    if isinstance(value, str):
+        host, _, port = value.rpartition(":")
+        if host and not set(host) & set(":/ ") and port.isascii() and port.isdecimal() and 0 < int(port) < 65536:
+            return value
+    raise ValueError("must be host:port, with a port from 1 to 65535")
+
+
+class ModelSpec(SpecModel):
+    path: Annotated[str, Field(min_length=1)]
+    """What vLLM gets as --model: a folder, or a name that the engine's own cache can resolve."""
+    served_names: tuple[str, ...] = ()
+    """Names that clients may use; the path when empty."""
+    revision: str | None = None
+
+
+class RoleSpec(SpecModel):
+    replicas: Annotated[int, Field(ge=1)] = 1
+    """Engines of this role."""
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """vLLM arguments of this role; stronger than the job's."""
+    kv_offload: Annotated[
+        dict[str, Any] | Literal["inherit", "none"], BeforeValidator(_table_or("inherit", "none"))
+    ] = "inherit"
+    """"inherit", "none", or a block that changes what it names of the job's block."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of this role's engines; stronger than the job's."""
+
+
+class RolesSpec(SpecModel):
+    prefill: RoleSpec | None = None
+    decode: RoleSpec | None = None
+    colocated: RoleSpec | None = None
+    """Ordinary engines that do both; not together with prefill and decode."""
+
+
+class PoolSpec(SpecModel):
+    protocol: Literal["tcp", "rdma"] = "tcp"
+    device_names: tuple[str, ...] = ()
+    """RDMA devices; all that Mooncake finds when empty."""
+    lease_ttl: Seconds = 60.0
+    """How long a block that was looked up cannot be evicted. Seconds to minutes."""
+    master: Annotated[str, BeforeValidator(_host_and_port)] | None = None
+    """"host:port" of a running master to join instead of starting one."""
+    local_buffer_bytes: PositiveBytes = ByteSize(1 << 30)
+    """Staging buffer of the store client inside each engine rank."""
+    cache_prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")] | None = None
+    """Prefix of all pool keys of the job: at most 64 letters, digits, dots, dashes and underscores; derived from job,
+    model and KV layout when left out."""
+    master_flags: dict[str, Annotated[FlagValue, BeforeValidator(_flag_value)]] = Field(default_factory=dict)
+    """Further flags of mooncake_master under its own names."""
+
+
+class TrainerStorageSpec(SpecModel):
+    num_bytes: PositiveBytes
+    """DRAM that each trainer node lends to the pool."""
+    nodes: tuple[str, ...] = ()
+    """Trainer nodes; the first node of the job when empty."""
+
+
+class RouterSpec(SpecModel):
+    port: Port = 8000
+    host: str | None = None
+    """Address to listen on: loopback on a one-node job, every interface otherwise, when left out."""
+    policy: PolicyName = "sticky_least_loaded"
+    session_idle: Seconds = 600.0
+    """A session without an open request is forgotten after this."""
+    request_timeout: Seconds = 7200.0
+    retries: Annotated[int, Field(ge=0, le=10)] = 1
+
+
+class HandoffSpec(SpecModel):
+    """The one-sided read of a prompt's KV from prefill to decode, by NIXL."""
+
+    lease: Annotated[Seconds, Field(ge=6)] = 30.0
+    """How long a prefill engine keeps a handoff that was not fetched. vLLM counts whole seconds and sends heartbeats
+    every sixth of it, so 6 seconds is the least."""
+    num_threads: Annotated[int, Field(ge=1, le=64)] = 1
+    """UCX worker threads of each engine rank. Each takes network resources of its own."""
+    nvlink: bool | None = None
+    """Whether GPUs of one node see each other by NVLink. Where they do not, UCX reads a peer's memory by TCP unless
+    told otherwise; asked of the machine when left out."""
+
+
+class WeightsSpec(SpecModel):
+    transport: Literal["store", "nixl", "path"] = "path"
+    load_mode: Literal["cpu_prefetch", "gpu_fetch"] = "gpu_fetch"
+    strategy: Literal["barrier", "rolling"] = "barrier"
+    in_flight: Literal["readmit", "wait", "abort", "keep"] = "readmit"
+
+
+class LaunchSpec(SpecModel):
+    backend: Literal["local", "slurm"] = "local"
+    python: Annotated[str, Field(pattern="^/")] | None = None
+    """Absolute path of the interpreter that has vLLM, NIXL and Mooncake; the one that runs Headrace when left out."""
+    share_gpus: bool = False
+    """Let replicas share GPUs when there are too few (for trials on a small machine)."""
+    ready_timeout: Seconds = 900.0
+    """How long one engine may take to serve."""
+    stop_grace: Seconds = 15.0
+    """Seconds between SIGTERM and SIGKILL."""
+
+
+class PortsSpec(SpecModel):
+    base: Annotated[int, Field(ge=1024, lt=32768)] | None = None
+    """First port of the job's block, below the kernel's ephemeral range; derived from the job's name when left out."""
+
+
+class MonitoringSpec(SpecModel):
+    enabled: bool = True
+    scrape_interval: Seconds = 5.0
+    retention: str = "7d"
+
+
+class ChecksSpec(SpecModel):
+    """What is asked of the running engines before the gate opens."""
+
+    offload_probe: Literal["fail", "warn", "off"] = "warn"
+    """Whether a pool that never answers ends the job, is reported, or is not looked at."""
+
+
+class JobSpec(SpecModel):
+    """The root of a job file."""
+
+    name: JobName
+    """Lower-case letters, digits and dashes, at most 63 characters."""
+    model: ModelSpec
+    engine: dict[str, Any] = Field(default_factory=dict)
+    """vLLM arguments under vLLM's own names, with underscores; unknown ones pass through."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Environment of all engines."""
+    kv_offload: Annotated[dict[str, Any] | Literal["none"], BeforeValidator(_table_or("none"))] = "none"
+    """What roles inherit; see `offload.py`."""
+    roles: RolesSpec
+    pool: PoolSpec = PoolSpec()
+    trainer_storage: TrainerStorageSpec | None = None
+    handoff: HandoffSpec = HandoffSpec()
+    router: RouterSpec = RouterSpec()
+    weights: WeightsSpec | None = None
+    launch: LaunchSpec = LaunchSpec()
+    ports: PortsSpec = PortsSpec()
+    monitoring: MonitoringSpec = MonitoringSpec()
+    checks: ChecksSpec = ChecksSpec()

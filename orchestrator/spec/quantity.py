@@ -1,0 +1,31 @@
+"""Sizes and durations as people write them in a job file. Used by the models of this folder."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, ByteSize, Field
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
+
+
+def parse_duration_s(value: object) -> object:
+    """Seconds of "90s", "1.5m", "500ms", or of a number of seconds; anything else is left to pydantic to refuse."""
+    if not isinstance(value, str):
+        return value
+    match = _DURATION.fullmatch(value.strip())
+    if match is None:
+        raise ValueError(f"{value!r} is no duration; write seconds as a number, or a number with ms, s, m, h or d")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, allow_inf_nan=False)]
+"""A positive duration, kept in seconds."""
+
+Bytes = Annotated[ByteSize, Field(ge=0)]
+"""A size, kept in bytes: an integer, or a string such as "10GB" (10**10) or "10GiB" (10 * 2**30)."""
+
+PositiveBytes = Annotated[ByteSize, Field(gt=0)]
+Port = Annotated[int, Field(ge=1, le=65535)]

@@ -1,0 +1,32 @@
+"""The line of a dead process's log that says why it died, and the command that mends it where that is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_LIBRARY = re.compile(r"error while loading shared libraries: (\S+?):")
+_EXCEPTION = re.compile(r"(?:^|[\s)])([A-Za-z_][\w.]*(?:Error|Exception|Refused|Missing)): ?(.+)")
+_PLAIN = re.compile(r"\b(?:F\d{4}|FATAL|fatal|error:|Error:|ERROR)\b.*")
+_WRAPPER = re.compile(r"RuntimeError: Engine core initialization failed")
+"""vLLM's API server repeats a dead engine core in these words; the cause stands above them."""
+
+
+def missing_library(lines: Sequence[str]) -> str | None:
+    """Name of the shared library that the loader did not find."""
+    found = [match[1] for line in lines if (match := _LIBRARY.search(line))]
+    return found[-1] if found else None
+
+
+def likely_cause(lines: Sequence[str]) -> str:
+    """The last line that names an error, wrappers apart; the last line of all where none does."""
+    library = next((line for line in reversed(lines) if _LIBRARY.search(line)), None)
+    if library is not None:
+        return library.strip()
+    exceptions = [match for line in lines if not _WRAPPER.search(line) and (match := _EXCEPTION.search(line))]
+    if exceptions:
+        return f"{exceptions[-1][1]}: {exceptions[-1][2].strip()}"
+    plain = [match[0] for line in lines if (match := _PLAIN.search(line))]
+    if plain:
+        return plain[-1].strip()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")

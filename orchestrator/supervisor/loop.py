@@ -1,0 +1,174 @@
+"""Brings a recorded job up: observe, ask `reconcile.py`, carry its answer out, until ready or failed.
+
+The loop keeps nothing that the record does not have, so that another process can take a start over after this one was
+killed. One process drives a job at a time (`store/driver_lock.py`); a stop that comes meanwhile wins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from deploy.backend import Backend
+from deploy.logs import tail
+from deploy.probe import ProbeResult
+from deploy.unit import LaunchUnit, UnitStatus
+from orchestrator.errors import JobFailed
+from orchestrator.plan.types import EnginePlan, JobPlan
+from orchestrator.store.jobs import JobStore, Phase, StoredJob
+from orchestrator.supervisor.interfaces import (
+    EngineQuestions,
+    Gate,
+    GateFailed,
+    Progress,
+    ProgressSink,
+    ReadinessProbe,
+    UnitProgress,
+)
+from orchestrator.supervisor.log_cause import likely_cause, missing_library
+from orchestrator.supervisor.reconcile import UnitFailure, next_step
+from orchestrator.supervisor.startup_checks import StartupFinding, caches_agree, pool_answers
+from orchestrator.supervisor.state import SeenUnit, unit_state
+
+LOOK_EVERY_S = 0.3
+LOG_LINES_SHOWN = 15
+LOG_LINES_READ = 400
+PROBES_AT_ONCE = 16
+
+
+class Overtaken(Exception):
+    """Another command stopped the job while it was coming up."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervisor:
+    """Drives starts."""
+
+    store: JobStore
+    backend: Backend
+    probe: ReadinessProbe
+    questions: EngineQuestions
+    gate: Gate
+
+    def bring_up(self, name: str, progress: ProgressSink) -> StoredJob:
+        """Start what is missing of a recorded job, wait until all is ready, check the engines, open the gate.
+
+        Raises:
+            JobFailed: a unit or a check failed; the text says which, why, and where the log is. Nothing is ended yet.
+            Overtaken: another command stopped the job.
+        """
+        job = self._start_units(name, progress)
+        plan, shown = job.plan, tuple(_progress(job, unit, None) for unit in job.plan.units)
+        progress(Progress(units=shown, now_doing="comparing what the engines report of their caches"))
+        findings = [caches_agree(plan.engines, self.questions.cache_configs(plan.engines))]
+        prober = _probing_engine(plan)
+        if prober is not None and plan.offload_probe != "off":
+            progress(Progress(units=shown, now_doing=f"sending a prompt twice to {prober.name}: does the pool answer?"))
+            probed = self.questions.probe_offload(prober, plan.model_name, f"headrace-probe-{job.run_id}")
+            findings.append(pool_answers(probed, plan.offload_probe, plan.vllm_version))
+        warnings = _judge(finding for finding in findings if finding is not None)
+        progress(Progress(units=shown, now_doing="opening the router's gate"))
+        try:
+            self.gate.open(plan.router)
+        except GateFailed as error:
+            raise JobFailed(f"the router did not open its gate: {error}") from error
+        phase: Phase = "degraded" if warnings else "ready"
+        if not self.store.set_phase(name, job.run_id, phase, "; ".join(warnings), time.time()):
+            raise Overtaken
+        return self.store.get(name)
+
+    def _start_units(self, name: str, progress: ProgressSink) -> StoredJob:
+        """Start stage after stage until every unit is ready; returns the job as recorded then."""
+        details: dict[str, str] = {}
+        while True:
+            job = self.store.get(name)
+            if job.phase != "starting":
+                raise Overtaken
+            seen = self._look(job, details)
+            step = next_step(job.plan.units, seen, time.time())
+            progress(_start_progress(job, seen))
+            if step.failure is not None:
+                raise JobFailed(_failure_text(job, step.failure))
+            if step.all_ready:
+                return self.store.get(name)
+            for unit in (unit for unit in job.plan.units if unit.name in step.start):
+                record = self.backend.start(job.run, unit)
+                self.store.add_unit(name, job.run_id, record, time.time())
+            if not step.start:
+                time.sleep(LOOK_EVERY_S)
+
+    def _look(self, job: StoredJob, details: dict[str, str]) -> dict[str, SeenUnit]:
+        """Observe every started unit; a unit that was ready once is not probed again."""
+        statuses = self.backend.poll(job.run, job.records)
+        probed = {stored.record.name for stored in job.units if stored.ready_at is None}
+        units = [unit for unit in job.plan.units if unit.name in probed and statuses[unit.name].alive]
+        with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
+            results = list(pool.map(lambda unit: self._probe(unit, statuses[unit.name]), units))
+        now = time.time()
+        ready = set()
+        for unit, result in zip(units, results, strict=True):
+            details[unit.name] = result.detail
+            if result.ready:
+                ready.add(unit.name)
+                self.store.set_ready(job.name, unit.name, now)
+        return {
+            stored.record.name: SeenUnit(
+                started_at=stored.started_at,
+                alive=statuses[stored.record.name].alive,
+                ready=stored.ready_at is not None or stored.record.name in ready,
+                detail=details.get(stored.record.name, ""),
+                exit_code=statuses[stored.record.name].exit_code,
+            )
+            for stored in job.units
+        }
+
+    def _probe(self, unit: LaunchUnit, status: UnitStatus) -> ProbeResult:
+        return self.probe(unit.probe, status.members)
+
+
+def _probing_engine(plan: JobPlan) -> EnginePlan | None:
+    """The engine that the pool is proved on: the first that joins it and computes prompts."""
+    joined = [engine for engine in plan.engines if engine.joins_pool and engine.role != "decode"]
+    return joined[0] if joined else None
+
+
+def _judge(findings: Iterable[StartupFinding]) -> list[str]:
+    """Texts of the warnings; a finding that must stop the job raises."""
+    warnings = []
+    for finding in findings:
+        if finding.severity == "fail":
+            raise JobFailed(finding.text)
+        warnings.append(finding.text)
+    return warnings
+
+
+def _start_progress(job: StoredJob, seen: Mapping[str, SeenUnit]) -> Progress:
+    units = tuple(_progress(job, unit, seen.get(unit.name)) for unit in job.plan.units)
+    awaited = [
+        f"{unit.name} ({unit.detail})" if unit.detail else unit.name for unit in units if unit.state == "starting"
+    ]
+    return Progress(units=units, now_doing="waiting for " + ", ".join(awaited) if awaited else "")
+
+
+def _progress(job: StoredJob, unit: LaunchUnit, seen: SeenUnit | None) -> UnitProgress:
+    """`seen` None: as recorded, which says whether the unit was started and ready."""
+    stored = next((stored for stored in job.units if stored.record.name == unit.name), None)
+    if stored is None:
+        return UnitProgress(name=unit.name, state="waiting", seconds=0.0, detail="")
+    until = stored.ready_at or time.time()
+    state = unit_state(seen) if seen is not None else ("ready" if stored.ready_at else "starting")
+    detail = seen.detail if seen is not None and state == "starting" else ""
+    return UnitProgress(name=unit.name, state=state, seconds=max(0.0, until - stored.started_at), detail=detail)
+
+
+def _failure_text(job: StoredJob, failure: UnitFailure) -> str:
+    """One message: which unit, what happened, the cause from its log, where the log is, its last lines."""
+    log = job.run.log_dir / f"{failure.unit}.log"
+    lines = tail(log, LOG_LINES_READ)
+    cause = likely_cause(lines)
+    library = missing_library(lines)
+    mend = f"\n  mend: {library} is missing; `headrace doctor` names the package" if library else ""
+    shown = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
+    return f"{failure.unit} {failure.what}\n  cause: {cause}{mend}\n  log: {log}\n{shown}"

@@ -1,0 +1,81 @@
+"""A recorded job as it really is: the record's phase, corrected by what is seen of its processes now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from deploy.backend import Backend
+from deploy.probe import ProbeResult
+from deploy.unit import LaunchUnit
+from orchestrator.store.jobs import ENDED, Phase, StoredJob
+from orchestrator.supervisor.interfaces import ReadinessProbe
+from orchestrator.supervisor.state import UnitState
+
+PROBES_AT_ONCE = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitView:
+    name: str
+    node: str
+    state: UnitState
+    pid: int | None
+    seconds: float
+    """Time to ready, or age while it is not."""
+    detail: str
+    log: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobView:
+    job: StoredJob
+    phase: Phase
+    reason: str
+    units: tuple[UnitView, ...]
+
+
+def view_job(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> JobView:
+    """Look at every process of the job now."""
+    statuses = backend.poll(job.run, job.records)
+    living = [unit for unit in job.plan.units if unit.name in statuses and statuses[unit.name].alive]
+    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
+        probed = pool.map(lambda unit: probe(unit.probe, statuses[unit.name].members), living)
+        results = dict(zip((unit.name for unit in living), probed, strict=True))
+    units = tuple(_unit_view(unit, job, results) for unit in job.plan.units)
+    phase, reason = true_phase(job.phase, job.reason, units)
+    return JobView(job=job, phase=phase, reason=reason, units=units)
+
+
+def true_phase(recorded: Phase, reason: str, units: Sequence[UnitView]) -> tuple[Phase, str]:
+    """What the record says, unless what is seen contradicts it."""
+    dead = [unit.name for unit in units if unit.state == "dead"]
+    silent = [unit.name for unit in units if unit.state == "starting"]
+    if recorded in ENDED or recorded == "stopping":
+        return recorded, reason
+    if dead and len(dead) == len(units):
+        return "failed", "no process of the job is alive"
+    if dead:
+        return "degraded", f"not running: {', '.join(dead)}"
+    if silent and recorded != "starting":
+        return "degraded", f"not answering: {', '.join(silent)}"
+    return recorded, reason
+
+
+def _unit_view(unit: LaunchUnit, job: StoredJob, results: Mapping[str, ProbeResult]) -> UnitView:
+    stored = next((stored for stored in job.units if stored.record.name == unit.name), None)
+    if stored is None:
+        return UnitView(name=unit.name, node=unit.node, state="waiting", pid=None, seconds=0.0, detail="", log="")
+    result = results.get(unit.name)
+    state: UnitState = "dead" if result is None else "ready" if result.ready else "starting"
+    return UnitView(
+        name=unit.name,
+        node=unit.node,
+        state=state,
+        pid=stored.record.pid,
+        seconds=max(0.0, (stored.ready_at or time.time()) - stored.started_at),
+        detail=result.detail if result is not None else "",
+        log=str(stored.record.log),
+    )

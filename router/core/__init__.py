@@ -1,0 +1,1 @@
+"""The router's decisions: no async, no IO, no clock, no dice. Time comes in as `now`."""

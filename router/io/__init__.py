@@ -1,0 +1,1 @@
+"""The router's shell: sockets, tasks and the clock. It decides nothing."""

@@ -1,0 +1,49 @@
+"""Asks each replica for its health, and the clock for idle sessions; tells the fleet.
+
+One task per replica, so that a slow one delays no other. What a failed probe means is decided in `core/table.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Self
+
+from router.core.fleet import Fleet
+from router.core.table import Replica
+from router.io.upstream import Upstream
+from router.settings import RouterSettings
+
+
+class Poller:
+    """Runs as long as its context."""
+
+    def __init__(self, settings: RouterSettings, fleet: Fleet, upstream: Upstream) -> None:
+        self._settings = settings
+        self._fleet = fleet
+        self._upstream = upstream
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        loops = [self._probe(replica) for replica in self._fleet.table.replicas]
+        self._tasks = [asyncio.create_task(each) for each in (*loops, self._expire())]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _probe(self, replica: Replica) -> None:
+        while True:
+            failure = await self._upstream.probe(f"{replica.url}/health", self._settings.probe_timeout_s)
+            if failure is None:
+                self._fleet.probe_passed(replica.name)
+            else:
+                self._fleet.probe_failed(replica.name, failure, time.monotonic())
+            await asyncio.sleep(self._settings.probe_interval_s)
+
+    async def _expire(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.probe_interval_s)
+            self._fleet.expire_sessions(time.monotonic())

@@ -1,0 +1,96 @@
+"""The router's settings file: written by the plan, read by `router/main.py`.
+
+Every default of the data plane lives here, once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+EngineRole = Literal["prefill", "decode", "colocated"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class EngineEndpoint(_Model):
+    """One replica as the router reaches it."""
+
+    name: str
+    """The replica's name in the plan, e.g. "decode-1"."""
+    role: EngineRole
+    url: str
+    """Base URL without a path, e.g. "http://127.0.0.1:8200"."""
+
+
+class StickyLeastLoaded(_Model):
+    """A new session goes to the replica with the fewest active sessions and stays there."""
+
+    type: Literal["sticky_least_loaded"] = "sticky_least_loaded"
+    session_idle_s: float = Field(600.0, gt=0)
+    """A session without an open request is forgotten after this many seconds."""
+
+
+class RoundRobin(_Model):
+    """Replicas in turn, whatever the session."""
+
+    type: Literal["round_robin"] = "round_robin"
+
+
+PolicySettings = Annotated[StickyLeastLoaded | RoundRobin, Field(discriminator="type")]
+
+
+class RouterSettings(_Model):
+    """All that a router process needs to know. Host names and ports come from the plan."""
+
+    job: str
+    host: str
+    port: int
+    """Public port: OpenAI routes, /health, /ready, /metrics, /finish_session."""
+    internal_host: str
+    internal_port: int
+    """Control port: gate and state. Bearer token from the file named by HEADRACE_TOKEN_FILE."""
+    engines: tuple[EngineEndpoint, ...]
+    policy: PolicySettings = StickyLeastLoaded()
+    session_headers: tuple[str, ...] = ("x-session-id",)
+    """Request headers that may carry the session id; the first one present counts."""
+    session_fields: tuple[str, ...] = ("session_id",)
+    """Top-level body fields looked at when no header is present. Owned by the router: not sent to engines."""
+    handoff_lease_s: float = Field(gt=0)
+    """How long a prefill engine keeps the KV of a handoff (NIXL's kv_lease_duration of the composed chain)."""
+    handoff_margin_s: float = Field(2.0, ge=0)
+    """A handoff older than lease - margin is never sent: a fresh prefill leg is run (field case A39)."""
+    retries: int = Field(1, ge=0)
+    """Further attempts after the first, only before the client has seen a byte."""
+    request_timeout_s: float = Field(7200.0, gt=0)
+    """How long one leg may take, streaming included."""
+    connect_timeout_s: float = Field(5.0, gt=0)
+    keepalive_s: float = Field(4.0, gt=0)
+    """Idle upstream connections are dropped after this; below the engines' own keep-alive (field case A16)."""
+    max_body_bytes: int = Field(64 * 1024 * 1024, gt=0)
+    shutdown_grace_s: float = Field(10.0, ge=0)
+    """On SIGTERM open requests may finish for this long."""
+    probe_interval_s: float = Field(1.0, gt=0)
+    """Pause between two health probes of a replica."""
+    probe_timeout_s: float = Field(5.0, gt=0)
+    probe_failures: int = Field(3, ge=1)
+    """Failed probes in a row that take a replica out (field case A15)."""
+    leg_failures: int = Field(3, ge=1)
+    """Failed legs in a row (5xx, lost connections, no answer in time) that take a replica out. A replica that
+    can't be connected to is out at once; 4xx never counts (field case A13)."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [engine.name for engine in self.engines]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"engines: names must be unique, {', '.join(twice)} stand(s) there more than once")
+        if self.handoff_margin_s >= self.handoff_lease_s:
+            raise ValueError(
+                f"handoff_margin_s ({self.handoff_margin_s}) must be below handoff_lease_s ({self.handoff_lease_s}): "
+                "otherwise no handoff is ever young enough to be sent"
+            )
+        return self

@@ -1,0 +1,179 @@
+"""Drives real jobs the way a user does: through the `headrace` command and the job's own URLs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+
+UP_TIMEOUT_S = 900
+CALL_TIMEOUT_S = 300
+SETTLE_S = 60
+EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
+
+ENGINE = {
+    "dtype": "float32",
+    "max_model_len": 1024,
+    "max_num_seqs": 8,
+    "block_size": 32,
+    "enforce_eager": True,
+    "kv_cache_memory_bytes": 128 << 20,
+}
+POOL_BYTES = 64 << 20
+
+
+def job_table(name: str, model: Path, router_port: int, **tables: Any) -> dict[str, Any]:
+    """A job file for the tiny model, as a table; `tables` come on top."""
+    return {
+        "name": name,
+        "model": {"path": str(model), "served_names": ["tiny"]},
+        "engine": dict(ENGINE),
+        "pool": {"local_buffer_bytes": "32MiB"},
+        "router": {"port": router_port},
+        **tables,
+    }
+
+
+def split_job(name: str, model: Path, router_port: int, **tables: Any) -> dict[str, Any]:
+    """The main job: prefill lends the pool its capacity, decode joins at zero."""
+    roles = {"prefill": {}, "decode": {"kv_offload": {"cpu": {"num_bytes": 0}}}}
+    offload = {"type": "mooncake", "cpu": {"num_bytes": POOL_BYTES}}
+    return job_table(name, model, router_port, **{"kv_offload": offload, "roles": roles, **tables})
+
+
+@dataclass(frozen=True)
+class Headrace:
+    """The command line with a state folder of its own."""
+
+    home: Path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "HEADRACE_HOME": str(self.home)}
+
+    @staticmethod
+    def command(*arguments: str) -> list[str]:
+        return [sys.executable, "-m", "orchestrator.cli", *arguments]
+
+    def run(self, *arguments: str, timeout_s: float = UP_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def write_job(self, table: dict[str, Any]) -> Path:
+        path = self.home / f"{table['name']}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(table), encoding="utf-8")
+        return path
+
+    def up(self, table: dict[str, Any]) -> dict[str, Any]:
+        """Start a job, and its status once it serves."""
+        done = self.run("up", str(self.write_job(table)))
+        assert done.returncode == 0, done.stderr[-6000:] + done.stdout[-3000:]
+        return self.status(table["name"])
+
+    def status(self, name: str) -> dict[str, Any]:
+        done = self.run("status", name, "--json", timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        status: dict[str, Any] = json.loads(done.stdout)
+        return status
+
+    def down(self, name: str) -> None:
+        done = self.run("down", name, timeout_s=120)
+        assert done.returncode == 0, done.stderr
+
+
+def engine_url(status: dict[str, Any], name: str) -> str:
+    return next(str(engine["url"]) for engine in status["engines"] if engine["name"] == name)
+
+
+def metric(url: str, name: str) -> float:
+    """Sum of a metric's samples at a /metrics URL; 0 where it does not exist."""
+    text = httpx.get(url, timeout=30, trust_env=False).raise_for_status().text
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    return sum(sample.value for sample in samples if sample.name == name)
+
+
+def wait_until(what: str, done: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:
+    """Look every 0.2 s until `done`; fails in words."""
+    deadline = time.monotonic() + timeout_s
+    while not done():
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        time.sleep(0.2)
+
+
+def clear_local_cache(url: str) -> None:
+    """Clear an engine's own prefix cache and nothing of the pool; refused while saves hold blocks."""
+
+    def cleared() -> bool:
+        reply = httpx.post(f"{url}/reset_prefix_cache", params={"reset_external": "false"}, timeout=30, trust_env=False)
+        return reply.status_code == 200 and bool(reply.json()["success"])
+
+    wait_until(f"{url} clears its own cache", cleared)
+
+
+@dataclass(frozen=True)
+class Answer:
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    prefill: str
+    decode: str
+
+
+def complete(router_url: str, prompt: Sequence[int], max_tokens: int, session: str) -> Answer:
+    """Greedy completion of a prompt of token ids through the router."""
+    body = {
+        "model": "tiny",
+        "prompt": list(prompt),
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "logprobs": 1,
+        "return_token_ids": True,
+    }
+    reply = httpx.post(
+        f"{router_url}/v1/completions",
+        json=body,
+        headers={"x-session-id": session},
+        timeout=CALL_TIMEOUT_S,
+        trust_env=False,
+    )
+    assert reply.status_code == 200, reply.text
+    choice = reply.json()["choices"][0]
+    return Answer(
+        token_ids=tuple(choice["token_ids"]),
+        logprobs=tuple(choice["logprobs"]["token_logprobs"]),
+        prefill=reply.headers.get("x-headrace-prefill", ""),
+        decode=reply.headers.get("x-headrace-decode", ""),
+    )
+
+
+def run_pids(home: Path, run_id: str) -> set[int]:
+    """Every living process that carries a run's mark in its environment, found without Headrace's help."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if f"HEADRACE_RUN_ID={run_id}".encode() in environment and state != "Z":
+            found.add(int(entry.name))
+    return found

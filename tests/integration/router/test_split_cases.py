@@ -1,0 +1,174 @@
+"""The split seen from both ends: what the engines get, what the client gets (field cases A01 to A07)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.fakes.stub_engine import HANDOFF
+from tests.integration.router.harness import CHAT, COMPLETIONS, bench
+
+MESSAGES = [{"role": "user", "content": "hello"}]
+
+
+def test_a01_the_newer_cap_is_cut_on_the_prefill_leg_only() -> None:
+    async def case() -> None:
+        async with bench() as made:
+            answer = await made.post(CHAT, {"messages": MESSAGES, "max_completion_tokens": 400, "stream": True})
+            assert answer.status == 200
+            (first,), (second,) = made.prefill[0].requests, made.decode[0].requests
+            caps = {key: first.body[key] for key in ("max_tokens", "max_completion_tokens", "stream")}
+            assert caps == {"max_tokens": 1, "max_completion_tokens": 1, "stream": False}
+            assert first.generated == 1
+            assert second.body["max_completion_tokens"] == 400
+            assert "max_tokens" not in second.body
+
+    asyncio.run(case())
+
+
+def test_a02_stops_stay_off_the_prefill_leg() -> None:
+    async def case() -> None:
+        async with bench() as made:
+            stops = {"stop": ["x"], "stop_token_ids": [7], "min_tokens": 3, "ignore_eos": False}
+            assert (await made.post(**stops)).status == 200
+            first, second = made.prefill[0].requests[0].body, made.decode[0].requests[0].body
+            assert first["ignore_eos"] is True
+            assert not {"stop", "stop_token_ids", "min_tokens"} & first.keys()
+            assert {key: second[key] for key in stops} == stops
+
+    asyncio.run(case())
+
+
+def test_a02_a_missing_handoff_is_counted_and_served() -> None:
+    async def case() -> None:
+        async with bench() as made:
+            made.prefill[0].handoff = None
+            assert (await made.post()).status == 200
+            assert "kv_transfer_params" not in made.decode[0].requests[0].body
+            assert await made.metric("handoffs_total", outcome="missing") == 1
+            assert await made.metric("handoffs_total", outcome="sent") == 0
+            assert await made.metric("retries_total") == 0
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a03_the_handoff_arrives_whole(path: str) -> None:
+    async def case() -> None:
+        async with bench() as made:
+            await made.post(path, {"prompt": "hello"} if path == COMPLETIONS else {"messages": MESSAGES})
+            first, second = made.prefill[0].requests[0], made.decode[0].requests[0]
+            asked = first.body["kv_transfer_params"]
+            assert (asked["do_remote_decode"], asked["do_remote_prefill"]) == (True, False)
+            assert second.body["kv_transfer_params"] == {**HANDOFF, "remote_request_id": first.request_id}
+            assert len(second.body["kv_transfer_params"]) == 12
+            assert b'"nested": [true, null, 1.5]' in second.raw
+            assert second.computed_prompt_tokens == 0
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [({"n": 4}, "n"), ({"n": "2"}, "n"), ({"prompt": ["a", "b"]}, "prompt"), ({"prompt": [[1], [2]]}, "prompt")],
+)
+def test_a04_several_samples_never_share_a_handoff(fields: dict[str, object], named: str) -> None:
+    async def case() -> None:
+        async with bench() as made:
+            answer = await made.post(COMPLETIONS, {"prompt": "hello", **fields})
+            assert (answer.status, answer.json["error"]["param"]) == (400, named)
+            assert made.prefill[0].requests == made.decode[0].requests == []
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a05_prompt_logprobs_come_from_the_prefill_leg(path: str) -> None:
+    async def case() -> None:
+        async with bench() as made:
+            made.decode[0].dies_on = "prompt_logprobs"
+            body = {"prompt": "hello"} if path == COMPLETIONS else {"messages": MESSAGES}
+            answer = await made.post(path, {**body, "prompt_logprobs": 1})
+            assert answer.status == 200
+            assert made.prefill[0].requests[0].body["prompt_logprobs"] == 1
+            reply = answer.json if path == CHAT else answer.json["choices"][0]
+            assert len(reply["prompt_logprobs"]) == 6
+            assert reply["prompt_logprobs"][0] is None
+            assert made.decode[0].healthy
+
+            answer = await made.post(path, {**body, "prompt_logprobs": 1, "stream": True})
+            assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a06_unknown_fields_pass_both_ways(stream: bool) -> None:
+    async def case() -> None:
+        async with bench() as made:
+            made.decode[0].extra = {"prompt_token_ids": [1, 2], "invented_reply": {"x": [1]}}
+            made.decode[0].choice_extra = {"token_ids": [5], "routed_experts": "abc"}
+            body = {
+                "prompt": "hello",
+                "return_token_ids": True,
+                "invented": {"deep": [1, None]},
+                "temperature": 0.7,
+                "max_tokens": 9,
+                "stream": stream,
+                "session_id": "s1",
+            }
+            answer = await made.post(COMPLETIONS, body)
+            first, second = made.prefill[0].requests[0].body, made.decode[0].requests[0].body
+            client = {key: value for key, value in body.items() if key != "session_id"}
+            assert {key: value for key, value in second.items() if key != "kv_transfer_params"} == client
+            same = client.keys() - {"max_tokens", "stream"}
+            assert {key: first[key] for key in same} == {key: client[key] for key in same}
+            assert first.keys() - client.keys() == {"n", "ignore_eos", "kv_transfer_params"}
+            for reply in answer.events if stream else [answer.json]:
+                assert reply["invented_reply"] == {"x": [1]}
+                assert reply["prompt_token_ids"] == [1, 2]
+                assert reply["choices"][0]["token_ids"] == [5]
+                assert reply["choices"][0]["routed_experts"] == "abc"
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a07_cached_tokens_are_the_prefill_engines(stream: bool) -> None:
+    async def case() -> None:
+        async with bench() as made:
+            made.prefill[0].cached_tokens, made.decode[0].cached_tokens = 512, 2048
+            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            answer = await made.post(**options)
+            usage = answer.events[-1]["usage"] if stream else answer.json["usage"]
+            assert usage["prompt_tokens_details"] == {"cached_tokens": 512, "other": 1}
+
+            made.decode[0].cached_tokens = None
+            answer = await made.post(**options)
+            usage = answer.events[-1]["usage"] if stream else answer.json["usage"]
+            assert "prompt_tokens_details" not in usage
+
+    asyncio.run(case())
+
+
+def test_a07_without_a_prefill_leg_the_engines_own_figure_is_used() -> None:
+    async def case() -> None:
+        async with bench(prefill=0, decode=0, colocated=1) as made:
+            made.colocated[0].cached_tokens = 2048
+            answer = await made.post()
+            assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 2048
+
+    asyncio.run(case())
+
+
+def test_a_colocated_engine_gets_the_clients_bytes() -> None:
+    async def case() -> None:
+        async with bench(prefill=0, decode=0, colocated=1) as made:
+            body = b'{"prompt" : ["a", "b"],  "n":4, "prompt_logprobs": 1}'
+            answer = await made.post(COMPLETIONS, body)
+            assert answer.status == 200
+            assert made.colocated[0].requests[0].raw == body
+            assert answer.headers["x-headrace-prefill"] == answer.headers["x-headrace-decode"] == "colocated-0"
+
+    asyncio.run(case())
