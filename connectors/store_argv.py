@@ -10,6 +10,10 @@ from connectors.mooncake import METADATA_SERVER, TCP_ENVIRONMENT, Protocol, tran
 CAPACITY_METRIC = "master_total_capacity_bytes"
 """The master's own word on how much DRAM is mounted."""
 
+CLIENT_TTL_S = 30
+"""Silence after which a storage client counts as dead and its memory as gone. Mooncake's 10 s was seen to drop a
+living client of an overloaded machine, and the whole pool with it."""
+
 OWNED_MASTER_FLAGS: Mapping[str, str] = {
     "rpc_port": "ports are planned; set ports.base",
     "port": "ports are planned; set ports.base",
@@ -56,6 +60,7 @@ class ClientSettings:
 def master_argv(settings: MasterSettings) -> tuple[str, ...]:
     """mooncake_master, lease in milliseconds (A22), every port given (A29)."""
     flags: dict[str, str | int | float | bool] = {
+        "client_ttl": CLIENT_TTL_S,
         **{flag_name(name): value for name, value in settings.extra_flags.items()},
         "rpc_address": settings.bind_host,
         "rpc_port": settings.rpc_port,

@@ -40,6 +40,10 @@ class EngineAbilities:
     scale_out_flag: bool
     """--enable-scale-out exists; without the flag /inference/v1/generate answers 403 (field case A42)."""
     load_failure_policy: bool
+    per_request_metrics: bool
+    """--enable-per-request-metrics exists: a prefill reply says how long it took inside the engine."""
+    quiet_access_log: bool
+    """--disable-access-log-for-endpoints exists."""
     handoff_lease: bool
     """NixlConnector reads kv_lease_duration."""
 

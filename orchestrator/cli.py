@@ -50,12 +50,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def main() -> None:
     """Entry point: user errors become one message on stderr and exit code 1."""
     signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
     try:
         app()
     except HeadraceError as error:
         _fail(str(error))
     except KeyboardInterrupt:
-        err.print("interrupted")
+        err.print("interrupted; `headrace status` says whether anything is left")
         sys.exit(130)
 
 
@@ -76,11 +77,11 @@ def up(job: JobFile, overrides: Overrides = None) -> None:
     """Start a job and wait until it serves. On failure or Ctrl-C, everything that was started is ended."""
     service = _service()
     admitted = service.admit(load_job_file(job, overrides or []))
-    for finding in admitted.plan.findings:
+    for finding in admitted.job.plan.findings:
         err.print(Text(f"warning: {finding.field}: {finding.problem}; {finding.mend}", style="yellow"), soft_wrap=True)
     with StartDisplay(err) as display:
-        service.drive(admitted.name, display)
-    show_job(out, job_status(service.view(admitted.name)))
+        service.drive(admitted, display)
+    show_job(out, job_status(service.view(admitted.job.name)))
 
 
 @app.command()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 import time
 import uuid
 from collections.abc import Callable
@@ -27,6 +28,19 @@ from orchestrator.supervisor.interfaces import EngineQuestions, Gate, ProgressSi
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import stop_job
 from orchestrator.supervisor.view import JobView, view_job
+
+RUNS_KEPT = 5
+SWEEP_GRACE_S = 2.0
+DRIVER_WAIT_S = 1.0
+"""Whoever looks at a job takes its lock for a moment; a driver holds it for the whole start."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admission:
+    """The right to bring a recorded job up."""
+
+    job: StoredJob
+    lock: DriverLock
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +66,8 @@ class JobService:
         reserved = self.store.reserved_ports(except_job=spec.name)
         return build_plan(spec, self.facts(spec, self.store.folder(spec.name), reserved))
 
-    def admit(self, spec: JobSpec) -> StoredJob:
-        """Plan a job and record it as starting. Starts nothing yet.
+    def admit(self, spec: JobSpec) -> Admission:
+        """Plan a job, record it as starting, and keep every other driver off it. Starts nothing yet.
 
         Raises:
             PlanRefused: the plan must not be started.
@@ -68,22 +82,39 @@ class JobService:
         plan = self.plan(spec)
         refuse_errors(plan)
         folder = self.store.folder(spec.name)
-        self.store.create(
-            plan, run_id=uuid.uuid4().hex, directory=folder, socket_dir=self.socket_dir(folder), now=time.time()
-        )
-        return self.store.get(spec.name)
+        lock = self._lock(spec.name)
+        try:
+            self.store.create(
+                plan, run_id=uuid.uuid4().hex, directory=folder, socket_dir=self.socket_dir(folder), now=time.time()
+            )
+        except BaseException:
+            lock.release()
+            raise
+        return Admission(job=self.store.get(spec.name), lock=lock)
 
-    def drive(self, name: str, progress: ProgressSink) -> StoredJob:
+    def resume(self, name: str) -> Admission:
+        """Take over a start whose driver is gone.
+
+        Raises:
+            JobExists: another process drives it.
+        """
+        lock = self._lock(name)
+        return Admission(job=self.store.get(name), lock=lock)
+
+    def _lock(self, name: str) -> DriverLock:
+        lock = DriverLock(self.store.folder(name))
+        if not lock.acquire(wait_s=DRIVER_WAIT_S):
+            raise JobExists(f"job {name!r} is being brought up or stopped by another process")
+        return lock
+
+    def drive(self, admission: Admission, progress: ProgressSink) -> StoredJob:
         """Bring an admitted job up. When that fails, everything that was started is ended first.
 
         Raises:
             JobFailed: with the cause, the log and its last lines.
-            JobExists: another process is bringing it up.
         """
-        job = self.store.get(name)
-        lock = DriverLock(job.directory)
-        if not lock.acquire():
-            raise JobExists(f"job {name!r} is being brought up or stopped by another process")
+        job, lock = admission.job, admission.lock
+        name = job.name
         backend = self.backend()
         supervisor = Supervisor(
             store=self.store,
@@ -93,8 +124,10 @@ class JobService:
             gate=self.gate,
         )
         try:
+            backend.sweep(job.run, job.records, SWEEP_GRACE_S)
             if not job.units:
                 _write_token(Path(job.plan.router.token_file))
+                _drop_old_logs(job.run.log_dir.parent)
                 backend.prepare(job.run, job.plan.units, job.plan.files)
             return supervisor.bring_up(name, progress)
         except Overtaken:
@@ -124,6 +157,12 @@ class JobService:
     def stop(self, name: str, say: Callable[[str], None] = lambda _text: None) -> StoredJob:
         """End the job and everything that was started for it."""
         return stop_job(self.store, self.backend(), name, say=say)
+
+
+def _drop_old_logs(folder: Path) -> None:
+    """Keep the logs of the last runs; their folders are named by time."""
+    for old in sorted(folder.glob("*Z-*"))[:-RUNS_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _write_token(path: Path) -> None:

@@ -213,6 +213,7 @@ def metric(client: httpx.Client, url: str, name: str) -> float:
 def show_pool(status: Json, turn: Answer, before: float, after: float, keys: float, held: float) -> None:
     share = f"{after - before:.0f} of the {turn.prompt_tokens} prompt tokens"
     say(f"\n{RULE}\nWhat came from the pool: turn 2 took {share} from it, and computed the rest.")
+    say("(In whole blocks, as far as the text of turn 1 becomes the same tokens again.)")
     say(f"  prefill engine   {HITS}  {before:.0f} -> {after:.0f}")
     say(f"  turn 2's reply   usage.prompt_tokens_details.cached_tokens  {turn.cached_tokens}")
     capacity = status["pool"]["capacity_bytes"] / 2**20
@@ -236,8 +237,10 @@ def name_logs() -> None:
     status = job_status()
     if status is None:
         return
-    say(f"demo: logs are in {Path(status['directory']) / 'logs'}")
-    for unit in status["units"]:
+    started = [unit for unit in status["units"] if unit["log"]]
+    for folder in sorted({Path(unit["log"]).parent for unit in started}):
+        say(f"demo: logs are in {folder}")
+    for unit in started:
         if unit["state"] == "dead":
             say(f"demo: {unit['name']} is not running: {unit['log']}")
 

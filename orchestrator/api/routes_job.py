@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.schemas import JobList, JobStatus, job_status
-from orchestrator.errors import Complaint, HeadraceError, SpecError
+from orchestrator.errors import Complaint, HeadraceError, JobExists, SpecError
 from orchestrator.service import JobService
 from orchestrator.spec.load import job_from_data, parse_job_text
 from orchestrator.supervisor.interfaces import Progress
@@ -28,9 +29,9 @@ def job_routes(service: JobService) -> APIRouter:
         """Start a job: the body is a job file, JSON or (content type application/toml) TOML. Answers at once;
         `GET /jobs/{name}` says how far it is."""
         spec = job_from_data(_job_table(await _body(request), request.headers.get("content-type", "")), source="body")
-        job = await run_in_threadpool(service.admit, spec)
-        _in_background(partial(service.drive, job.name, _ignore), name=f"start {job.name}")
-        return job_status(await run_in_threadpool(service.view, job.name))
+        admission = await run_in_threadpool(service.admit, spec)
+        _in_background(partial(service.drive, admission, _ignore), name=f"start {spec.name}")
+        return job_status(await run_in_threadpool(service.view, spec.name))
 
     @routes.get("/jobs")
     async def list_jobs() -> JobList:
@@ -58,7 +59,9 @@ def resume_starts(service: JobService) -> None:
     """Take over jobs that were coming up when the process that drove them ended."""
     for job in service.store.all():
         if job.phase == "starting":
-            _in_background(partial(service.drive, job.name, _ignore), name=f"start {job.name}")
+            with suppress(JobExists):
+                admission = service.resume(job.name)
+                _in_background(partial(service.drive, admission, _ignore), name=f"start {job.name}")
 
 
 def _job_table(body: bytes, content_type: str) -> dict[str, Any]:

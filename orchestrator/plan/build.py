@@ -42,7 +42,8 @@ def build_plan(spec: JobSpec, facts: ClusterFacts) -> JobPlan:
     try:
         return _lay_out(given, check(given))
     except PortsExhausted as error:
-        raise PlanRefused(spec.name, [Complaint(field="ports.base", problem=str(error), mend="set another")]) from error
+        mend = "set ports.base to the start of a longer free range, or stop another job"
+        raise PlanRefused(spec.name, [Complaint(field="ports.base", problem=str(error), mend=mend)]) from error
 
 
 def _reference_abilities(facts: ClusterFacts) -> EngineAbilities:

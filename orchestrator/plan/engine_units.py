@@ -89,7 +89,7 @@ def plan_engines(
 def role_arguments(role: RoleConfig, shared: _Shared) -> JsonDict:
     """Every vLLM argument that all replicas of a role share, the chain included."""
     spec = shared.spec
-    args: JsonDict = {"model": shared.facts.model.location, **engine_argv.always_arguments(shared.abilities)}
+    args: JsonDict = {"model": shared.facts.model.location, **engine_argv.always_arguments(role.role, shared.abilities)}
     if spec.model.served_names:
         args["served_model_name"] = list(spec.model.served_names)
     if spec.model.revision:
@@ -151,44 +151,38 @@ def _ucx(spec: JobSpec, facts: ClusterFacts, abilities: EngineAbilities) -> tupl
     return ucx_environment(abilities.platform, reach, nvlink)
 
 
+@dataclass(frozen=True, kw_only=True)
+class _EnginePorts:
+    http: int
+    side_channel: tuple[int, int] | None
+    """(first, count): one per data-parallel rank; None without a handoff."""
+    store: tuple[int, int] | None
+    """(first, count) for the store clients of all ranks; None outside the pool."""
+
+    @property
+    def listens(self) -> tuple[ListenPort, ...]:
+        first, count = self.side_channel or (0, 0)
+        side_channels = (ListenPort(name="side channel", port=first + index) for index in range(count))
+        return (ListenPort(name="http", port=self.http), *side_channels)
+
+
 def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap) -> tuple[EnginePlan, LaunchUnit]:
     node, sizes = placed.node, placed.role.sizes
-    http_port = ports.one(node.name)
-    side_channel = None
-    listens = [ListenPort(name="http", port=http_port)]
-    if placed.role.role != "colocated":
-        side_channel, count = ports.block(node.name, sizes.data)
-        listens += [ListenPort(name="side channel", port=side_channel + index) for index in range(count)]
     joins_pool = shared.pool is not None and isinstance(placed.role.offload, MooncakeOffload)
-    store_ports = ports.block(node.name, mooncake.TRANSFER_PORTS_PER_CLIENT * sizes.ranks) if joins_pool else None
-    env = engine_env.common_environment(
-        advertised_host=node.address,
-        rpc_dir=str(shared.facts.socket_dir / placed.name),
-        side_channel_port=side_channel,
+    own = _EnginePorts(
+        http=ports.one(node.name),
+        side_channel=ports.block(node.name, sizes.data) if placed.role.role != "colocated" else None,
+        store=ports.block(node.name, mooncake.TRANSFER_PORTS_PER_CLIENT * sizes.ranks) if joins_pool else None,
     )
-    env |= shared.layout.env
-    if placed.role.role != "colocated":
-        env |= shared.ucx
-    if joins_pool:
-        env |= engine_env.store_environment(
-            config_path=str(shared.facts.job_dir / STORE_FILE),
-            advertised_host=node.address,
-            protocol=shared.spec.pool.protocol,
-            ports=store_ports,
-        )
-    if placed.cores:
-        env["VLLM_CPU_OMP_THREADS_BIND"] = engine_env.cpu_binding(placed.cores)
-    if placed.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, placed.gpus))
-    env |= placed.role.env
     host = node.address if shared.one_node else "0.0.0.0"
+    url = f"http://{node.address}:{own.http}"
     unit = LaunchUnit(
         name=placed.name,
         node=node.name,
-        argv=engine_argv.server_argv(shared.abilities.python, {**args, "host": host, "port": http_port}),
-        env=dict(sorted(env.items())),
-        ports=tuple(listens),
-        probe=HttpProbe(url=f"http://{node.address}:{http_port}/health"),
+        argv=engine_argv.server_argv(shared.abilities.python, {**args, "host": host, "port": own.http}),
+        env=_engine_environment(placed, own, shared),
+        ports=own.listens,
+        probe=HttpProbe(url=f"{url}/health"),
         start_stage=STAGE_ENGINES,
         ready_timeout_s=shared.spec.launch.ready_timeout,
         stop_grace_s=shared.spec.launch.stop_grace,
@@ -197,12 +191,36 @@ def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap
         name=placed.name,
         role=placed.role.role,
         node=node.name,
-        url=f"http://{node.address}:{http_port}",
+        url=url,
         gpus=placed.gpus,
         cores=placed.cores,
         joins_pool=joins_pool,
     )
     return engine, unit
+
+
+def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> dict[str, str]:
+    """In the order of names; what the user set is stronger than what was chosen."""
+    env = engine_env.common_environment(
+        advertised_host=placed.node.address,
+        rpc_dir=str(shared.facts.socket_dir / placed.name),
+        side_channel_port=own.side_channel[0] if own.side_channel else None,
+    )
+    env |= shared.layout.env
+    if own.side_channel is not None:
+        env |= shared.ucx
+    if own.store is not None:
+        env |= engine_env.store_environment(
+            config_path=str(shared.facts.job_dir / STORE_FILE),
+            advertised_host=placed.node.address,
+            protocol=shared.spec.pool.protocol,
+            ports=own.store,
+        )
+    if placed.cores:
+        env["VLLM_CPU_OMP_THREADS_BIND"] = engine_env.cpu_binding(placed.cores)
+    if placed.gpus:
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, placed.gpus))
+    return dict(sorted((env | placed.role.env).items()))
 
 
 def _role_file(role: RoleConfig, args: JsonDict, job_dir: Path) -> PlannedFile:

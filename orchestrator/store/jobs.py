@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -44,7 +45,9 @@ class StoredJob:
 
     @property
     def run(self) -> RunContext:
-        return RunContext(job=self.name, run_id=self.run_id, log_dir=self.directory / "logs")
+        started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.created_at))
+        log_dir = self.directory / "logs" / f"{started}-{self.run_id[:8]}"
+        return RunContext(job=self.name, run_id=self.run_id, log_dir=log_dir)
 
     @property
     def records(self) -> tuple[UnitRecord, ...]:

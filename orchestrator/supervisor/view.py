@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from deploy.backend import Backend
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit
+from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.jobs import ENDED, Phase, StoredJob
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.state import UnitState
@@ -45,14 +46,17 @@ def view_job(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> JobView
         probed = pool.map(lambda unit: probe(unit.probe, statuses[unit.name].members), living)
         results = dict(zip((unit.name for unit in living), probed, strict=True))
     units = tuple(_unit_view(unit, job, results) for unit in job.plan.units)
-    phase, reason = true_phase(job.phase, job.reason, units)
+    driven = DriverLock(job.directory).held_by_anyone()
+    phase, reason = true_phase(job.phase, job.reason, units, driven=driven)
     return JobView(job=job, phase=phase, reason=reason, units=units)
 
 
-def true_phase(recorded: Phase, reason: str, units: Sequence[UnitView]) -> tuple[Phase, str]:
-    """What the record says, unless what is seen contradicts it."""
+def true_phase(recorded: Phase, reason: str, units: Sequence[UnitView], *, driven: bool) -> tuple[Phase, str]:
+    """What the record says, unless what is seen contradicts it. `driven`: a process is bringing it up or ending it."""
     dead = [unit.name for unit in units if unit.state == "dead"]
     silent = [unit.name for unit in units if unit.state == "starting"]
+    if recorded in ("starting", "stopping") and not driven:
+        return "degraded", f"whoever was {recorded} it is gone; `headrace down` ends what is left"
     if recorded in ENDED or recorded == "stopping":
         return recorded, reason
     if dead and len(dead) == len(units):

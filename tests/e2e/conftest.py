@@ -1,18 +1,17 @@
-"""Fixtures of the end-to-end tests: one state folder per session, jobs shared by the tests that only look at them."""
+"""Fixtures of the end-to-end tests: one state folder and one tiny model per session, and the reference answers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.harness import Headrace, split_job
+from tests.e2e.conversations import Turns, first_turns, second_turns
+from tests.e2e.harness import Headrace, job_table
 from tests.fakes.tiny_model import make_tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
-SPLIT_PORT = 9431
+REFERENCE_PORT = 9430
 
 
 @pytest.fixture(scope="session")
@@ -22,13 +21,17 @@ def tiny_model() -> Path:
 
 @pytest.fixture(scope="session")
 def headrace(tmp_path_factory: pytest.TempPathFactory) -> Headrace:
-    return Headrace(tmp_path_factory.mktemp("headrace home"))
+    """A state folder with a space in its path (A34)."""
+    return Headrace(tmp_path_factory.mktemp("state of headrace"))
 
 
-@pytest.fixture(scope="module")
-def split(headrace: Headrace, tiny_model: Path) -> Iterator[dict[str, Any]]:
-    """The main job, up: 1 prefill lending 64 MiB, 1 decode at zero capacity."""
+@pytest.fixture(scope="session")
+def reference(headrace: Headrace, tiny_model: Path) -> Turns:
+    """The conversations on one colocated engine without offload."""
+    table = job_table("reference", tiny_model, REFERENCE_PORT, roles={"colocated": {}}, monitoring={"enabled": False})
     try:
-        yield headrace.up(split_job("e2e-split", tiny_model, SPLIT_PORT))
+        url = headrace.up(table)["router"]["url"]
+        first = first_turns(url)
+        return Turns(first=first, second=second_turns(url, first))
     finally:
-        headrace.down("e2e-split")
+        headrace.down("reference")

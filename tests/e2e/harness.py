@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import time
@@ -163,7 +164,12 @@ def complete(router_url: str, prompt: Sequence[int], max_tokens: int, session: s
     )
 
 
-def run_pids(home: Path, run_id: str) -> set[int]:
+def run_id(headrace: Headrace, name: str) -> str:
+    with sqlite3.connect(headrace.home / "headrace.db") as database:
+        return str(database.execute("SELECT run_id FROM jobs WHERE name = ?", (name,)).fetchone()[0])
+
+
+def run_pids(run_id: str) -> set[int]:
     """Every living process that carries a run's mark in its environment, found without Headrace's help."""
     found = set()
     for entry in Path("/proc").iterdir():

@@ -12,6 +12,8 @@ from connectors.abilities import REFERENCE_ABILITIES, ask
 
 pytestmark = [
     pytest.mark.stack,
+    pytest.mark.filterwarnings("default"),
+    pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("vllm") is None, reason="no engine stack in this environment"),
 ]
 
@@ -36,7 +38,15 @@ def test_the_reference_is_the_installed_version() -> None:
     found = ask(sys.executable)
     if found.vllm_version != REFERENCE_ABILITIES.vllm_version:
         pytest.skip(f"vLLM {found.vllm_version} is installed, the reference is {REFERENCE_ABILITIES.vllm_version}")
-    asked = ("save_decode_cache", "cross_layers_blocks", "scale_out_flag", "load_failure_policy", "handoff_lease")
+    asked = (
+        "save_decode_cache",
+        "cross_layers_blocks",
+        "scale_out_flag",
+        "per_request_metrics",
+        "quiet_access_log",
+        "load_failure_policy",
+        "handoff_lease",
+    )
     assert {name: getattr(found, name) for name in (*asked, "kv_cache_layouts")} == {
         name: getattr(REFERENCE_ABILITIES, name) for name in (*asked, "kv_cache_layouts")
     }

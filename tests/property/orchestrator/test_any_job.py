@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from connectors.types import JsonDict
-from orchestrator.errors import PlanRefused
+from orchestrator.errors import Complaint, PlanRefused
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
@@ -32,7 +32,8 @@ role_blocks = st.one_of(
     st.fixed_dictionaries({}, optional={"cpu": st.fixed_dictionaries({"num_bytes": sizes}), "lease_ttl": st.just(5)}),
 )
 engines = st.dictionaries(
-    st.sampled_from(["tensor_parallel_size", "data_parallel_size", "block_size", "max_num_seqs"]), st.sampled_from([1, 2, 32])
+    st.sampled_from(["tensor_parallel_size", "data_parallel_size", "block_size", "max_num_seqs"]),
+    st.sampled_from([1, 2, 32]),
 )
 environments = st.dictionaries(st.sampled_from(["A", "VLLM_KV_CACHE_LAYOUT", "PYTHONHASHSEED"]), st.sampled_from("01"))
 role_tables = st.fixed_dictionaries(
@@ -115,7 +116,9 @@ def check_order(plan: JobPlan) -> None:
     assert len(stage) == len(plan.units)
     clients = plan.pool.clients if plan.pool else ()
     for client in clients:
-        assert stage.get("mooncake-master", -1) < stage[client.name] < min(stage[engine.name] for engine in plan.engines)
+        assert (
+            stage.get("mooncake-master", -1) < stage[client.name] < min(stage[engine.name] for engine in plan.engines)
+        )
     assert all(stage[engine.name] < stage["router"] for engine in plan.engines)
     masters = sum(name == "mooncake-master" for name in stage)
     assert masters == (1 if plan.pool is not None and plan.pool.metrics_url is not None else 0)
@@ -129,14 +132,20 @@ def check_pool(plan: JobPlan) -> None:
     assert all(client.segment_bytes > 0 for client in plan.pool.clients)
 
 
+def outcome(spec: JobSpec, facts: ClusterFacts) -> tuple[JobPlan | None, tuple[Complaint, ...]]:
+    try:
+        return build_plan(spec, facts), ()
+    except PlanRefused as refused:
+        return None, refused.complaints
+
+
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(specs(), clusters())
 def test_any_job_is_refused_with_words_or_planned_safely(spec: JobSpec, facts: ClusterFacts) -> None:
-    try:
-        plan = build_plan(spec, facts)
-    except PlanRefused as refused:
-        assert refused.complaints
-        assert all(complaint.field and complaint.problem for complaint in refused.complaints)
+    plan, complaints = outcome(spec, facts)
+    assert all(complaint.field and complaint.problem for complaint in complaints)
+    if plan is None:
+        assert complaints
         return
     assert all(finding.field and finding.problem and finding.mend for finding in plan.findings)
     check_ports(plan, facts)

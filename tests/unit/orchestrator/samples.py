@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from connectors.abilities import REFERENCE_ABILITIES
 from connectors.layout import Attention
 from connectors.types import EngineAbilities, JsonDict
 from deploy.unit import LaunchUnit
-from orchestrator.plan.build import build_plan
+from orchestrator.errors import PlanRefused
+from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts, ModelFacts, NodeFacts, Tools
 from orchestrator.plan.resolve import deep_merge
 from orchestrator.plan.types import Finding, JobPlan
@@ -154,3 +157,14 @@ def warning_at(plan: JobPlan, field: str) -> Finding:
     found = [finding for finding in plan.findings if (finding.severity, finding.field) == ("warning", field)]
     assert len(found) == 1, f"findings: {[(finding.field, finding.problem) for finding in plan.findings]}"
     return found[0]
+
+
+def assert_error(data: JsonDict, field: str, *says: str, facts: ClusterFacts | None = None) -> None:
+    """One error about `field`, in whose text and mend each of `says` stands; and the plan is refused."""
+    plan = plan_of(data, facts)
+    found = error_at(plan, field)
+    for word in says:
+        assert word in f"{found.problem}; {found.mend}"
+    assert found.mend
+    with pytest.raises(PlanRefused, match="cannot run"):
+        refuse_errors(plan)

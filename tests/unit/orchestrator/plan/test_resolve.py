@@ -93,8 +93,7 @@ def test_offload_of_a_role(job: object, own: object, result: object) -> None:
         pytest.param(
             "none",
             {"cpu": {"num_bytes": 1}},
-            "roles.prefill.kv_offload: changes a block that the job does not have; "
-            'set type = "mooncake" or "native"',
+            'roles.prefill.kv_offload: changes a block that the job does not have; set type = "mooncake" or "native"',
             id="partial of nothing",
         ),
         pytest.param(

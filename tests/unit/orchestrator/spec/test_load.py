@@ -114,12 +114,23 @@ def test_an_unknown_key_is_named_with_the_nearest_known_one(path: tuple[str, ...
 
 
 def test_an_unknown_key_near_nothing_lists_the_known_ones() -> None:
-    assert complaints(pd_data(model={"zzz": 1})) == {"model.zzz": "is no known key; known keys: path, revision, served_names"}
+    assert complaints(pd_data(model={"zzz": 1})) == {
+        "model.zzz": "is no known key; known keys: path, revision, served_names"
+    }
 
 
 @pytest.mark.parametrize(
     ("written", "seconds"),
-    [(90, 90.0), (1.5, 1.5), ("90s", 90.0), ("1.5m", 90.0), ("500ms", 0.5), ("2h", 7200.0), ("1d", 86400.0), (" 3 s ", 3)],
+    [
+        (90, 90.0),
+        (1.5, 1.5),
+        ("90s", 90.0),
+        ("1.5m", 90.0),
+        ("500ms", 0.5),
+        ("2h", 7200.0),
+        ("1d", 86400.0),
+        (" 3 s ", 3),
+    ],
 )
 def test_durations(written: object, seconds: float) -> None:
     assert load(pd_data(pool={"lease_ttl": written})).pool.lease_ttl == seconds
@@ -148,7 +159,11 @@ def test_what_is_no_size_is_refused(written: object) -> None:
     [
         ({"name": "Not_Good"}, "name", 'does not fit (was "Not_Good"); Lower-case letters, digits and dashes'),
         ({"kv_offload": "mooncake"}, "kv_offload", "must be a table or 'none' (was \"mooncake\")"),
-        ({"roles": {"decode": {"kv_offload": "of"}}}, "roles.decode.kv_offload", "must be a table or 'inherit' or 'none'"),
+        (
+            {"roles": {"decode": {"kv_offload": "of"}}},
+            "roles.decode.kv_offload",
+            "must be a table or 'inherit' or 'none'",
+        ),
         ({"roles": {"decode": {"replicas": 0}}}, "roles.decode.replicas", "greater than or equal to 1 (was 0)"),
         ({"env": {"X": 1}}, "env.X", "write it in quotes"),
         ({"model": "x"}, "model", "write it as a table"),
@@ -219,7 +234,9 @@ def test_dotted_keys_meet_in_one_table() -> None:
 @pytest.mark.parametrize("suffix", ["toml", "json"])
 def test_overrides_win(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"job.{suffix}"
-    path.write_text(TOML if suffix == "toml" else json.dumps({**JSON, "roles.decode.replicas": 8, "roles": {"prefill": {}}}))
+    path.write_text(
+        TOML if suffix == "toml" else json.dumps({**JSON, "roles.decode.replicas": 8, "roles": {"prefill": {}}})
+    )
     spec = load_job_file(
         path,
         [
@@ -243,7 +260,10 @@ def test_overrides_win(tmp_path: Path, suffix: str) -> None:
     [
         ("roles.decode.replicas", "is not field=value"),
         ("=3", "is not field=value"),
-        ("name.first=x", 'name is "swe-rollouts" in the job file, not a table; make name a table there, or set name itself'),
+        (
+            "name.first=x",
+            'name is "swe-rollouts" in the job file, not a table; make name a table there, or set name itself',
+        ),
         ("pool.leese_ttl=1s", "did you mean 'lease_ttl'?"),
     ],
 )

@@ -1,34 +1,26 @@
-"""The reference validation, small: what decode generated comes back from the pool at the next turn, and is right.
+"""Six conversations of two turns with token ids, and what the pool must give back of them.
 
-Six conversations of two turns with token ids. Before turn 2 the prefill engine's own cache is cleared, so that what it
+Before turn 2 the prefill engine's own cache is cleared, so that what it
 does not compute came from the pool. The lengths are chosen so that the sum with decode's saves differs from the sum
 without them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.harness import (
     EXTERNAL_HITS,
-    POOL_BYTES,
     Answer,
-    Headrace,
     clear_local_cache,
     complete,
     engine_url,
-    job_table,
     metric,
-    split_job,
     wait_until,
 )
-
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 BLOCK = 32
 COMPLETION = 40
@@ -82,18 +74,6 @@ def second_turns(router_url: str, first: tuple[Answer, ...]) -> tuple[Answer, ..
     )
 
 
-@pytest.fixture(scope="module")
-def reference(headrace: Headrace, tiny_model: Path) -> Turns:
-    """The same conversations on one colocated engine without offload."""
-    table = job_table("e2e-reference", tiny_model, 9430, roles={"colocated": {}}, monitoring={"enabled": False})
-    try:
-        url = headrace.up(table)["router"]["url"]
-        first = first_turns(url)
-        return Turns(first=first, second=second_turns(url, first))
-    finally:
-        headrace.down("e2e-reference")
-
-
 @dataclass(frozen=True)
 class Measured:
     turns: Turns
@@ -117,55 +97,8 @@ def measure(status: dict[str, Any], saved_tokens: int) -> Measured:
     return Measured(turns=Turns(first=first, second=second), external_hits=hits, status=status)
 
 
-@pytest.fixture(scope="module")
-def saving(split: dict[str, Any]) -> Measured:
-    return measure(split, WITH_DECODE_SAVES)
-
-
-@pytest.fixture(scope="module")
-def not_saving(headrace: Headrace, tiny_model: Path) -> Iterator[Measured]:
-    roles = {
-        "prefill": {},
-        "decode": {"kv_offload": {"cpu": {"num_bytes": 0}, "save_decode_cache": False}},
-    }
-    table = split_job("e2e-not-saving", tiny_model, 9432, roles=roles, monitoring={"enabled": False})
-    try:
-        yield measure(headrace.up(table), WITHOUT_DECODE_SAVES)
-    finally:
-        headrace.down("e2e-not-saving")
-
-
 def assert_same(got: Turns, wanted: Turns) -> None:
     for turn in ("first", "second"):
         for one, other in zip(getattr(got, turn), getattr(wanted, turn), strict=True):
             assert one.token_ids == other.token_ids
             assert one.logprobs == pytest.approx(other.logprobs, abs=TOLERANCE)
-
-
-def test_lengths_tell_the_two_sums_apart() -> None:
-    assert WITH_DECODE_SAVES > WITHOUT_DECODE_SAVES > 0
-
-
-def test_outputs_equal_a_colocated_engine(reference: Turns, saving: Measured) -> None:
-    assert_same(saving.turns, reference)
-
-
-def test_pool_gives_back_prompt_and_completion(saving: Measured) -> None:
-    assert saving.external_hits == WITH_DECODE_SAVES
-
-
-def test_both_engines_took_part(saving: Measured) -> None:
-    assert {answer.prefill for answer in saving.turns.second} == {"prefill-0"}
-    assert {answer.decode for answer in saving.turns.second} == {"decode-0"}
-
-
-def test_only_prefill_lends_capacity(saving: Measured) -> None:
-    names = [unit["name"] for unit in saving.status["units"]]
-    assert [name for name in names if name.startswith("storage")] == ["storage-prefill-0"]
-    assert saving.status["pool"]["capacity_bytes"] == POOL_BYTES
-    assert metric(saving.status["pool"]["metrics_url"], "master_total_capacity_bytes") == POOL_BYTES
-
-
-def test_without_decode_saves_only_the_prompt_comes_back(reference: Turns, not_saving: Measured) -> None:
-    assert not_saving.external_hits == WITHOUT_DECODE_SAVES
-    assert_same(not_saving.turns, reference)

@@ -1,0 +1,94 @@
+"""Engines as processes: chains, environment, files."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from connectors.types import JsonDict
+from tests.unit.orchestrator.samples import (
+    argument,
+    colocated_data,
+    connector_names,
+    file_text,
+    pd_data,
+    plan_of,
+    transfer,
+    unit,
+)
+
+
+class TestEngineEnvironment:
+    def test_a23_every_engine_has_the_same_hash_seed(self) -> None:
+        plan = plan_of(pd_data(roles={"prefill": {"replicas": 2}, "decode": {"replicas": 2}}))
+        assert {unit(plan, engine.name).env["PYTHONHASHSEED"] for engine in plan.engines} == {"0"}
+
+    def test_every_engine_has_lookup_sockets_and_a_side_channel_of_its_own(self) -> None:
+        plan = plan_of(pd_data(roles={"prefill": {"replicas": 2}, "decode": {"replicas": 2}}))
+        for variable in ("VLLM_RPC_BASE_PATH", "VLLM_NIXL_SIDE_CHANNEL_PORT", "MC_STORE_CLIENT_MIN_PORT"):
+            assert len({unit(plan, engine.name).env[variable] for engine in plan.engines}) == 4
+        folders = {str(file.path.parent) for file in plan.files}
+        assert {unit(plan, engine.name).env["VLLM_RPC_BASE_PATH"] for engine in plan.engines} <= folders
+
+    def test_the_users_environment_is_stronger(self) -> None:
+        plan = plan_of(pd_data(env={"UCX_TLS": "tcp"}, roles={"decode": {"env": {"UCX_TLS": "all"}}}))
+        assert [unit(plan, name).env["UCX_TLS"] for name in ("prefill-0", "decode-0")] == ["tcp", "all"]
+
+    def test_a_colocated_engine_has_no_handoff(self) -> None:
+        plan = plan_of(colocated_data())
+        env = unit(plan, "colocated-0").env
+        assert not any(name.startswith(("VLLM_NIXL", "UCX")) for name in env)
+        assert [choice.subject for choice in plan.choices] == ["KV layout", "store transport"]
+
+
+class TestChains:
+    def test_a21_both_roles_list_handoff_then_store(self) -> None:
+        plan = plan_of(pd_data())
+        for engine in ("prefill-0", "decode-0"):
+            config = transfer(plan, engine)
+            assert config is not None
+            assert config["kv_connector"] == "MultiConnector"
+            assert config["kv_load_failure_policy"] == "recompute"
+            assert connector_names(config) == ["NixlConnector", "MooncakeStoreConnector"]
+            assert config["kv_connector_extra_config"]["connectors"][1]["kv_connector_extra_config"][
+                "save_decode_cache"
+            ]
+
+    @pytest.mark.parametrize(
+        ("data", "engine", "names"),
+        [
+            (colocated_data(), "colocated-0", ["MooncakeStoreConnector"]),
+            (colocated_data(kv_offload="none"), "colocated-0", []),
+            (pd_data(roles={"decode": {"kv_offload": "none"}}), "decode-0", ["NixlConnector"]),
+            (
+                pd_data(roles={"decode": {"kv_offload": {"type": "native", "cpu": {"num_bytes": 1}}}}),
+                "decode-0",
+                ["NixlConnector", "OffloadingConnector"],
+            ),
+        ],
+    )
+    def test_other_chains(self, data: JsonDict, engine: str, names: list[str]) -> None:
+        assert connector_names(transfer(plan_of(data), engine)) == names
+
+    def test_decode_saving_can_be_switched_off(self) -> None:
+        plan = plan_of(pd_data(kv_offload={"save_decode_cache": False}))
+        assert "save_decode_cache" not in str([transfer(plan, engine.name) for engine in plan.engines])
+
+    def test_engines_and_router_go_by_one_lease(self) -> None:
+        plan = plan_of(pd_data(handoff={"lease": "20.9s"}))
+        config = transfer(plan, "prefill-0")
+        assert config is not None
+        nixl = config["kv_connector_extra_config"]["connectors"][0]
+        assert nixl["kv_connector_extra_config"]["kv_lease_duration"] == 20
+        assert json.loads(file_text(plan, "router.json"))["handoff_lease_s"] == 20
+
+    def test_one_config_file_per_role_holds_what_its_engines_get(self) -> None:
+        plan = plan_of(pd_data(roles={"prefill": {"replicas": 2}, "decode": {"engine": {"max_num_seqs": 512}}}))
+        names = [file.path.name for file in plan.files if file.path.name.startswith("inference")]
+        assert names == ["inference-prefill.json", "inference-decode.json"]
+        written = json.loads(file_text(plan, "inference-decode.json"))
+        assert written["role"] == "decode"
+        assert written["arguments"]["kv_transfer_config"] == transfer(plan, "decode-0")
+        assert argument(plan, "decode-0", "--max-num-seqs") == "512"
+        assert argument(plan, "prefill-1", "--max-num-seqs") is None
