@@ -14,7 +14,7 @@ from orchestrator.plan.types import Finding
 
 def engine_installed(given: CheckInput) -> Iterator[Finding]:
     if given.facts.abilities is None:
-        mend = "install the engine stack there (make setup, or headrace[gpu]), or set launch.python"
+        mend = "install the engine stack there (make stack, or headrace[gpu]), or set launch.python"
         yield error("launch.python", given.facts.engine_missing, mend)
         return
     python = given.abilities.python
