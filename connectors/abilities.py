@@ -9,28 +9,10 @@ import json
 import subprocess
 from pathlib import Path
 
+from connectors.reference import REFERENCE_ABILITIES as REFERENCE_ABILITIES
 from connectors.types import EngineAbilities
 
 ASK_TIMEOUT_S = 60.0
-
-REFERENCE_ABILITIES = EngineAbilities(
-    python="python3",
-    platform="cuda",
-    vllm_version="0.32.0",
-    mooncake_version="0.3.13.post1",
-    nixl_version="1.5.1",
-    mooncake_master="mooncake_master",
-    mooncake_client="mooncake_client",
-    save_decode_cache=True,
-    kv_cache_layouts=("LBHNC", "LBNHC", "LHBNC", "BLHNC", "BLNHC", "BHLNC"),
-    cross_layers_blocks=False,
-    scale_out_flag=True,
-    load_failure_policy=True,
-    per_request_metrics=True,
-    quiet_access_log=True,
-    handoff_lease=True,
-)
-"""Stands in where no engine is installed, so that a plan can still be looked at; such a plan is never started."""
 
 
 class EngineNotFound(Exception):

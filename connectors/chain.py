@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from connectors import mooncake, nixl, offload
 from connectors.types import EngineAbilities, JsonDict, Role
 
+LEASE_KEY = "kv_lease_duration"
 LOAD_FAILURE_POLICY = "recompute"
 """A block that was evicted between look-up and read is computed again; vLLM's default fails the request (A22)."""
 
@@ -55,9 +56,44 @@ def transfer_config(role: Role, parts: ChainParts, abilities: EngineAbilities) -
     return config
 
 
-def connectors_named(config: JsonDict) -> tuple[str, ...]:
-    """Names of the connectors in a kv_transfer_config, in order; children instead of `MultiConnector`."""
-    children = config.get("kv_connector_extra_config", {}).get("connectors")
+@dataclass(frozen=True, kw_only=True)
+class ChainReading:
+    """What a kv_transfer_config of the user's makes an engine do."""
+
+    connectors: tuple[str, ...]
+    """Names, in order; the children instead of `MultiConnector`."""
+    lease: object
+    """kv_lease_duration as NixlConnector finds it, vLLM's default where it is not named; None without NixlConnector."""
+    lease_named: bool
+
+    @property
+    def has_handoff(self) -> bool:
+        return nixl.NIXL in self.connectors
+
+    @property
+    def joins_pool(self) -> bool:
+        return mooncake.STORE in self.connectors
+
+    @property
+    def has_native_tier(self) -> bool:
+        return offload.NATIVE in self.connectors
+
+
+def read_transfer_config(config: JsonDict) -> ChainReading:
+    """Read a config as vLLM would; what has no meaning there names no connector."""
+    entries = [config]
+    children = _extra(config).get("connectors")
     if config.get("kv_connector") == "MultiConnector" and isinstance(children, list):
-        return tuple(str(child.get("kv_connector")) for child in children if isinstance(child, dict))
-    return (str(config["kv_connector"]),) if config.get("kv_connector") else ()
+        entries = [child for child in children if isinstance(child, dict)]
+    named = [(str(entry["kv_connector"]), _extra(entry)) for entry in entries if entry.get("kv_connector")]
+    handoff = next((extra for name, extra in named if name == nixl.NIXL), None)
+    return ChainReading(
+        connectors=tuple(name for name, _ in named),
+        lease=None if handoff is None else handoff.get(LEASE_KEY, nixl.DEFAULT_LEASE_S),
+        lease_named=handoff is not None and LEASE_KEY in handoff,
+    )
+
+
+def _extra(entry: JsonDict) -> JsonDict:
+    extra = entry.get("kv_connector_extra_config")
+    return extra if isinstance(extra, dict) else {}

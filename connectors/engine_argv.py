@@ -20,6 +20,15 @@ OWNED_ARGUMENTS: Mapping[str, str] = {
     "uds": "engines listen on planned TCP ports",
     "api_key": "clients talk to the router; engines are not reachable by them",
     "headless": "engines are planned one by one",
+    "nnodes": "an engine that spans nodes cannot be planned yet",
+    "node_rank": "an engine that spans nodes cannot be planned yet",
+    "master_port": "ports are planned; set ports.base",
+    "data_parallel_rpc_port": "ports are planned; set ports.base",
+    "api_server_count": "the router counts on one API server per engine",
+    "ssl_keyfile": "router, probes and scrapes reach engines by plain HTTP",
+    "ssl_certfile": "router, probes and scrapes reach engines by plain HTTP",
+    "ssl_ca_certs": "router, probes and scrapes reach engines by plain HTTP",
+    "ssl_cert_reqs": "router, probes and scrapes reach engines by plain HTTP",
     "config": "write the arguments into [engine]",
     "kv_offloading_size": 'set kv_offload.type = "native"',
     "kv_offloading_backend": 'set kv_offload.type = "native"',
@@ -40,6 +49,25 @@ SHARED_LAYOUT_ARGUMENTS: Mapping[str, object] = {
 
 HANDED_LAYOUT_ARGUMENTS = ("kv_cache_dtype", "dtype", "block_size")
 """Those of them that two engines must share for a handoff alone; NIXL cuts heads for unequal tensor parallel sizes."""
+
+
+RULED_ARGUMENTS = (
+    *OWNED_ARGUMENTS,
+    *SHARED_LAYOUT_ARGUMENTS,
+    "data_parallel_size",
+    "enable_prefix_caching",
+    "enable_scale_out",
+    "kv_cache_memory_bytes",
+    "kv_transfer_config",
+)
+"""Arguments that a rule or a default looks at by name."""
+
+
+def abbreviated(name: str) -> str | None:
+    """The argument with a rule that vLLM would take `name` for: its parser accepts the beginning of a name."""
+    if name in RULED_ARGUMENTS:
+        return None
+    return next((known for known in RULED_ARGUMENTS if known.startswith(name)), None)
 
 
 def parallel_sizes(args: Mapping[str, Any]) -> ParallelSizes:
@@ -75,9 +103,12 @@ def always_arguments(role: Role, abilities: EngineAbilities) -> JsonDict:
 
 
 def server_argv(python: str, args: Mapping[str, Any]) -> tuple[str, ...]:
-    """The whole command line of one engine, arguments in the order of their names."""
+    """The whole command line of one engine, arguments in the order of their names.
+
+    -P: the folder where it is started is no place to look for modules, or a checkout of vLLM there would run instead.
+    """
     flags = [part for name in sorted(args) for part in _flag(name, args[name])]
-    return (python, "-m", SERVER_MODULE, *flags)
+    return (python, "-P", "-m", SERVER_MODULE, *flags)
 
 
 def _flag(name: str, value: Any) -> Iterable[str]:

@@ -5,15 +5,18 @@ The data plane has its own client (`router/io/upstream.py`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 """Prompt tokens that came from a connector instead of being computed."""
+SHOWN = 300
+"""Characters of an unexpected answer that an error repeats."""
 
 
 class EngineCallFailed(Exception):
@@ -29,9 +32,13 @@ class CacheConfig:
 
 
 class EngineClient:
+    """One engine's routes. Every method raises `EngineCallFailed` where the engine does not do what was asked."""
+
     def __init__(self, url: str, timeout_s: float = 30.0) -> None:
         self._url = url
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False)
+        # Loading certificates costs more than a request; without TLS in the address there is nothing to verify.
+        encrypted = url.startswith("https:")
+        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, verify=encrypted)
 
     def __enter__(self) -> EngineClient:
         return self
@@ -47,26 +54,34 @@ class EngineClient:
         Raises:
             EngineCallFailed: no answer, or none that reports it.
         """
-        for family in text_string_to_metric_families(self._get_text("/metrics")):
-            for sample in family.samples:
-                if sample.name == "vllm:cache_config_info":
-                    labels = sample.labels
-                    return CacheConfig(block_size=int(labels["block_size"]), cache_dtype=labels["cache_dtype"])
-        raise EngineCallFailed(f"{self._url}/metrics has no vllm:cache_config_info")
+        for sample in self._samples():
+            if sample.name == "vllm:cache_config_info":
+                try:
+                    return CacheConfig(
+                        block_size=int(sample.labels["block_size"]), cache_dtype=sample.labels["cache_dtype"]
+                    )
+                except (KeyError, ValueError) as error:
+                    text = f"GET {self._url}/metrics: vllm:cache_config_info has no usable {error}"
+                    raise EngineCallFailed(text) from error
+        raise EngineCallFailed(f"GET {self._url}/metrics: no vllm:cache_config_info")
 
     def counter(self, name: str) -> float:
         """Sum of a counter over its label sets; 0 where the engine has not counted yet. `name` without "_total"."""
-        families = text_string_to_metric_families(self._get_text("/metrics"))
-        samples = [sample for family in families for sample in family.samples]
-        return sum(sample.value for sample in samples if sample.name == f"{name}_total")
+        return sum(sample.value for sample in self._samples() if sample.name == f"{name}_total")
 
-    def reset_local_cache(self) -> bool:
-        """Clear the engine's own prefix cache and nothing of the pool. False: refused while blocks are held; retry."""
-        reply = self._post("/reset_prefix_cache", params={"reset_external": "false"})
+    def reset_local_cache(self) -> bool | None:
+        """Clear the engine's own prefix cache and nothing of the pool.
+
+        False: refused while blocks are held; retry. None: a success that does not say whether anything was cleared,
+        as older versions answer in either case (A25).
+        """
+        reply = self._call("POST", "/reset_prefix_cache", params={"reset_external": "false"})
         try:
-            return bool(reply.json().get("success", True))
+            answer = reply.json()
         except ValueError:
-            return True
+            return None
+        success = answer.get("success") if isinstance(answer, dict) else None
+        return success if isinstance(success, bool) else None
 
     def complete(self, model: str, prompt: Sequence[int], cache_salt: str) -> int:
         """Compute one token after `prompt` (token ids). Returns the prompt tokens that were cached.
@@ -82,20 +97,28 @@ class EngineClient:
             "ignore_eos": True,
             "cache_salt": cache_salt,
         }
-        usage = self._post("/v1/completions", json=body).json().get("usage") or {}
-        return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
-
-    def _get_text(self, path: str) -> str:
+        reply = self._call("POST", "/v1/completions", json=body)
         try:
-            return self._http.get(path).raise_for_status().text
-        except httpx.HTTPError as error:
-            raise EngineCallFailed(f"GET {self._url}{path}: {error}") from error
+            usage = reply.json().get("usage") or {}
+            return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise EngineCallFailed(f"POST {self._url}/v1/completions: no completion: {reply.text[:SHOWN]}") from error
 
-    def _post(self, path: str, *, json: object = None, params: dict[str, str] | None = None) -> httpx.Response:
+    def _samples(self) -> list[Sample]:
+        text = self._call("GET", "/metrics").text
         try:
-            reply = self._http.post(path, json=json, params=params)
+            return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        except ValueError as error:
+            raise EngineCallFailed(f"GET {self._url}/metrics: no Prometheus text: {error}") from error
+
+    def _call(
+        self, method: str, path: str, *, json: object = None, params: Mapping[str, str] | None = None
+    ) -> httpx.Response:
+        try:
+            reply = self._http.request(method, path, json=json, params=params)
         except httpx.HTTPError as error:
-            raise EngineCallFailed(f"POST {self._url}{path}: {error or type(error).__name__}") from error
-        if reply.is_error:
-            raise EngineCallFailed(f"POST {self._url}{path} answered {reply.status_code}: {reply.text[:300]}")
+            cause = str(error) or type(error).__name__
+            raise EngineCallFailed(f"{method} {self._url}{path}: {cause}") from error
+        if not reply.is_success:
+            raise EngineCallFailed(f"{method} {self._url}{path} answered {reply.status_code}: {reply.text[:SHOWN]}")
         return reply

@@ -24,6 +24,35 @@ OWNED_ENVIRONMENT: dict[str, str] = {
 """Variables that a job file may not set, with the reason. PYTHONHASHSEED may be set to the one value it has anyway."""
 
 
+_TRANSFER_VARIABLES = ("MC_*", "MOONCAKE_*")
+
+NO_COMPILER_VARIABLE = "TORCHDYNAMO_DISABLE"
+"""Functions marked for torch.compile run as they are."""
+
+KV_SPACE_VARIABLE = "VLLM_CPU_KVCACHE_SPACE"
+"""GiB of KV cache of a CPU engine; vLLM takes it over --kv-cache-memory-bytes."""
+
+UNSET_FOR_ENGINES = (
+    *_TRANSFER_VARIABLES,
+    "UCX_*",
+    "VLLM_NIXL_*",
+    KV_SPACE_VARIABLE,
+    "VLLM_CPU_OMP_THREADS_BIND",
+    "VLLM_KV_CACHE_LAYOUT",
+    "VLLM_PORT",
+    "VLLM_USE_V2_MODEL_RUNNER",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+"""Taken out of the launching environment: there it would change engines behind the rules. A job file may set them."""
+
+UNSET_FOR_STORE = _TRANSFER_VARIABLES
+"""The same for the pool's own processes."""
+
+
 def common_environment(*, advertised_host: str, rpc_dir: str, side_channel_port: int | None) -> dict[str, str]:
     """What every engine gets. `advertised_host` must be reachable from the other nodes (A30)."""
     env = {

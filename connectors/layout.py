@@ -8,7 +8,8 @@ more on the same GPU. What each vLLM offers differs, so the choice is made from 
   allocates it.
 - VLLM_KV_CACHE_LAYOUT=BLHNC (vLLM 0.32): all layers of a block lie in one row, and the store moves a block as one
   piece. NIXL still takes a descriptor per layer and block there, so larger blocks are chosen as well. BHLNC would
-  give NIXL one region, but the store then cuts every block into a piece per layer and head.
+  give NIXL one region, but the store then cuts every block into a piece per layer and head. Only for full attention:
+  0.32 does not start when an attention backend has no such layout.
 - CPU attention reads head-major blocks of one layer only (LBHNC): nothing to choose but the block size.
 """
 
@@ -24,6 +25,9 @@ Attention = Literal["full", "mla", "other"]
 
 LARGE_BLOCK = 128
 LAYOUT_VARIABLE = "VLLM_KV_CACHE_LAYOUT"
+RUNNER_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+LAYOUT_VARIABLES = (LAYOUT_VARIABLE, RUNNER_VARIABLE)
+"""Everything in an engine's environment that decides how KV lies in a block."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +59,17 @@ def choose_layout(
     if abilities.cross_layers_blocks:
         reason = "both connectors read enable_cross_layers_blocks; model runner 1 allocates that layout"
         choice = Choice(subject=subject, value="one region for all layers", reason=reason)
-        env = {"VLLM_USE_V2_MODEL_RUNNER": "0"}
+        env = {RUNNER_VARIABLE: "0"}
         return LayoutChoice(cross_layers_blocks=True, env=env, choices=(choice,))
     if "BLHNC" in abilities.kv_cache_layouts:
+        if attention != "full":
+            reason = f"attention is {attention!r}, whose backends may refuse a named layout; set env.{LAYOUT_VARIABLE}"
+            return _keep(subject, "the connector's own", reason)
         reason = "a block of all layers is one piece for the store; NIXL posts a descriptor per layer and block"
+        reason += f'; to switch it off, set env.{LAYOUT_VARIABLE} to another, such as "LBNHC"'
         choices = [Choice(subject=subject, value="BLHNC", reason=reason)]
         block_size = None
-        if user_block_size is None and attention == "full":
+        if user_block_size is None:
             block_size = LARGE_BLOCK
             reason = f"{LARGE_BLOCK // 16} times fewer NIXL descriptors than with blocks of 16"
             choices.append(Choice(subject="block size", value=str(LARGE_BLOCK), reason=reason))

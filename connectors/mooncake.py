@@ -31,6 +31,9 @@ TRANSFER_PORTS_PER_CLIENT = 6
 """A store client takes one name and two listening ports from its ranges; the rest is slack for its random choice."""
 
 
+STORE = "MooncakeStoreConnector"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoreSettings:
     cache_prefix: str
@@ -48,7 +51,7 @@ def connector_entry(settings: StoreSettings) -> JsonDict:
         extra["save_decode_cache"] = True
     if settings.cross_layers_blocks:
         extra["enable_cross_layers_blocks"] = "True"
-    return {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return {"kv_connector": STORE, "kv_role": "kv_both", "kv_connector_extra_config": extra}
 
 
 def client_config(
@@ -69,17 +72,34 @@ def client_config(
 
 
 def transfer_port_environment(first: int, count: int) -> dict[str, str]:
-    """Environment that keeps a store client's own ports inside `first .. first + count - 1`.
-
-    The lower third names the client, the rest listens. A range's two ends must differ, or Mooncake ignores it.
-    """
-    names = max(2, count // 3)
+    """Environment that keeps store clients' own ports inside `first .. first + count - 1`."""
+    names, listens = transfer_port_ranges(first, count)
     return {
-        "MC_STORE_CLIENT_MIN_PORT": str(first),
-        "MC_STORE_CLIENT_MAX_PORT": str(first + names - 1),
-        "MC_MIN_RPC_PORT": str(first + names),
-        "MC_MAX_RPC_PORT": str(first + count - 1),
+        "MC_STORE_CLIENT_MIN_PORT": str(names.first),
+        "MC_STORE_CLIENT_MAX_PORT": str(names.first + names.count - 1),
+        "MC_MIN_RPC_PORT": str(listens.first),
+        "MC_MAX_RPC_PORT": str(listens.first + listens.count - 1),
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferPorts:
+    """One of a store client's two ranges."""
+
+    name: str
+    first: int
+    count: int
+    needed: int
+    """Ports that the clients which share the range take."""
+
+
+def transfer_port_ranges(first: int, count: int) -> tuple[TransferPorts, TransferPorts]:
+    """The lower third names the clients, the rest listens. A range's two ends must differ, or Mooncake ignores it."""
+    names, clients = max(2, count // 3), count // TRANSFER_PORTS_PER_CLIENT
+    return (
+        TransferPorts(name="store client names", first=first, count=names, needed=clients),
+        TransferPorts(name="store transfers", first=first + names, count=count - names, needed=2 * clients),
+    )
 
 
 def derive_cache_prefix(job: str, identity: JsonDict) -> str:

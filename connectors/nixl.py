@@ -10,6 +10,11 @@ from typing import Literal
 
 from connectors.types import Choice, EngineAbilities, JsonDict, Platform, Role
 
+NIXL = "NixlConnector"
+
+DEFAULT_LEASE_S = 30
+"""vLLM's own kv_lease_duration: what rules where a transfer config does not name one, or where it is not read."""
+
 _KV_ROLE: dict[Role, str] = {"prefill": "kv_producer", "decode": "kv_consumer"}
 """vLLM deprecates kv_both for this connector: prefill engines produce handoffs, decode engines consume them."""
 
@@ -30,11 +35,12 @@ def connector_entry(role: Role, settings: NixlSettings, abilities: EngineAbiliti
         extra["kv_lease_duration"] = settings.lease_s
     if settings.cross_layers_blocks:
         extra["enable_cross_layers_blocks"] = "True"
-    return {"kv_connector": "NixlConnector", "kv_role": _KV_ROLE[role], "kv_connector_extra_config": extra}
+    return {"kv_connector": NIXL, "kv_role": _KV_ROLE[role], "kv_connector_extra_config": extra}
 
 
-Reach = Literal["loopback", "tcp", "rdma"]
-"""How far NIXL has to reach: inside one machine, between machines by TCP, between machines by RDMA."""
+Reach = Literal["loopback", "any", "tcp", "rdma"]
+"""How NIXL reaches the other engine: inside one machine; between machines by whatever UCX finds best, by TCP alone, or
+by RDMA, which UCX itself prefers where it finds a device."""
 
 
 def ucx_environment(platform: Platform, reach: Reach, nvlink: bool | None) -> tuple[dict[str, str], Choice]:
@@ -43,19 +49,23 @@ def ucx_environment(platform: Platform, reach: Reach, nvlink: bool | None) -> tu
     `nvlink` False or None (unknown) asks UCX for zero-copy reads of a peer's GPU memory: where it sees no NVLink it
     otherwise reads by TCP at a hundredth of the speed and says so only at debug level.
     """
-    if platform == "cpu":
-        if reach == "loopback":
-            env = {"UCX_TLS": "tcp,self,sm", "UCX_NET_DEVICES": "lo"}
-            return env, Choice(subject="UCX", value="tcp,self,sm on lo", reason="CPU engines on one machine")
-        return {"UCX_TLS": "tcp,self,sm"}, Choice(subject="UCX", value="tcp,self,sm", reason="CPU engines")
-    env = {}
-    if not nvlink:
-        env["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
+    env: dict[str, str] = {}
+    if reach in ("loopback", "tcp"):
+        env["UCX_TLS"] = "tcp,self,sm" if platform == "cpu" else "cuda_ipc,cuda_copy,sm,tcp,self"
     if reach == "loopback":
-        env["UCX_TLS"] = "cuda_ipc,cuda_copy,sm,tcp,self"
         env["UCX_NET_DEVICES"] = "lo"
-    elif reach == "tcp":
-        env["UCX_TLS"] = "cuda_ipc,cuda_copy,sm,tcp,self"
-    known = {True: "NVLink present", False: "no NVLink", None: "NVLink unknown"}[nvlink]
+    known = "CPU engines"
+    if platform == "cuda":
+        known = {True: "NVLink present", False: "no NVLink", None: "NVLink unknown"}[nvlink]
+        if not nvlink:
+            env["UCX_CUDA_IPC_ENABLE_GET_ZCOPY"] = "on"
     value = " ".join(f"{key}={env[key]}" for key in sorted(env)) or "UCX's own choice"
-    return env, Choice(subject="UCX", value=value, reason=f"{known}; handoffs go by {reach}")
+    return env, Choice(subject="UCX", value=value, reason=f"{known}; {_REACHED[reach]}")
+
+
+_REACHED: dict[Reach, str] = {
+    "loopback": "all engines are on one machine",
+    "any": "nodes reach each other by what UCX finds best; pin it with handoff.transport",
+    "tcp": "nodes reach each other by tcp",
+    "rdma": "nodes reach each other by RDMA, which UCX prefers itself",
+}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from connectors.types import JsonDict
 
+NATIVE = "OffloadingConnector"
+
 
 def connector_entry(cpu_bytes: int, disk_path: str | None) -> JsonDict:
     """The child entry for `MultiConnector`, or the whole config's core where it stands alone."""
@@ -11,4 +13,4 @@ def connector_entry(cpu_bytes: int, disk_path: str | None) -> JsonDict:
     if disk_path is not None:
         extra["spec_name"] = "TieringOffloadingSpec"
         extra["secondary_tiers"] = [{"type": "fs", "root_dir": disk_path}]
-    return {"kv_connector": "OffloadingConnector", "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    return {"kv_connector": NATIVE, "kv_role": "kv_both", "kv_connector_extra_config": extra}

@@ -108,7 +108,8 @@ def _get(url: str) -> _Answer | _NoAnswer:
             return _Answer(status=response.status_code, text=body.decode(errors="replace"))
     except httpx.TimeoutException:
         return _NoAnswer(reason=f"no answer within {_TIMEOUT_S:g} s")
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError, ValueError, OSError) as error:
+        # ValueError: a name that cannot be encoded as a host, a header or body that is none.
         return _NoAnswer(reason=_cause(error))
 
 
@@ -134,7 +135,11 @@ def _cause(error: BaseException) -> str:
 
 
 def _said(url: str, what: str) -> str:
-    return f"GET {httpx.URL(url).path}: {what}"
+    try:
+        path = httpx.URL(url).path
+    except (httpx.InvalidURL, ValueError):
+        path = url
+    return f"GET {path}: {what}"
 
 
 def _number(value: float) -> str:

@@ -49,6 +49,22 @@ class ListenPort:
     name: str
     """What the port is for, as a user would say it: "rpc", "metrics", "http", "side channel"."""
     port: int
+    setting: str = ""
+    """The job file's field that moves it, for who must; empty where there is none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PortRange:
+    """Neighbouring TCP ports of which a unit takes some, at random."""
+
+    name: str
+    """What they are for, as a user would say it."""
+    first: int
+    count: int
+    needed: int
+    """How many must be free for the unit to find what it takes."""
+    setting: str = ""
+    """As for `ListenPort`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +86,12 @@ class LaunchUnit:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the launching environment, and stronger than it."""
     unset_env: tuple[str, ...] = ()
-    """Names removed from the launching environment."""
+    """Names removed from the launching environment; one that ends in "*" stands for all that begin so ("UCX_*").
+    What `env` sets stays set."""
+    cwd: Path | None = None
+    """The folder it runs in; the launcher's own where None."""
     ports: tuple[ListenPort, ...] = ()
+    port_ranges: tuple[PortRange, ...] = ()
     probe: Probe
     start_stage: int
     """Units of stage k start when every unit of the stages below k is ready."""

@@ -1,6 +1,6 @@
 """Every metric we read or expose: name, type, unit, labels, help and where it comes from.
 
-Nothing comes before this module. The router's recorder registers the router's part; `rules.py` publishes
+Nothing comes before this module. `router/io/metrics.py` registers the router's part; `rules.py` publishes
 the plan's part; `promql.py` and the dashboards refuse a name that is not here. The names of engine and
 master metrics are those of the pinned versions and are checked against recorded expositions.
 
@@ -70,18 +70,36 @@ METRICS: tuple[Metric, ...] = (
         "counter",
         "requests",
         ("route", "code"),
-        'Client requests by route template ("other" for unknown paths) and status code.',
+        'Requests by route template ("other" for unknown paths) and status code; 499: the client left first.',
     ),
-    _router("request_seconds", "histogram", "seconds", ("route",), "From a request's arrival to its last byte."),
-    _router("first_byte_seconds", "histogram", "seconds", ("route",), "From a request's arrival to its first byte."),
+    _router("request_seconds", "histogram", "seconds", ("route",), "From a request's arrival to the end of its reply."),
+    _router(
+        "first_byte_seconds",
+        "histogram",
+        "seconds",
+        ("route",),
+        "From a request's arrival to the first byte of its successful reply.",
+    ),
     _router("legs_total", "counter", "requests", ("role", "outcome"), "Finished engine legs by role and outcome."),
     _router("legs_in_flight", "gauge", "requests", _REPLICA, "Engine legs sent and not finished."),
     _router("active_sessions", "gauge", "sessions", _REPLICA, "Sessions pinned to a replica."),
-    _router("tokens_in_flight", "gauge", "tokens", _REPLICA, "Tokens of the legs in flight."),
+    _router(
+        "tokens_in_flight",
+        "gauge",
+        "tokens",
+        _REPLICA,
+        "Prompt tokens of the legs in flight, estimated as a quarter of the body's bytes.",
+    ),
     _router("replica_up", "gauge", "flag", _REPLICA, "1 while this router may send legs to the replica."),
     _router("gate", "gauge", "flag", ("state",), "1 for the gate's current state (open, holding, frozen), else 0."),
-    _router("handoffs_total", "counter", "events", ("outcome",), "Handoffs from prefill to decode by outcome."),
-    _router("retries_total", "counter", "events", (), "Further attempts after a failed one."),
+    _router(
+        "handoffs_total",
+        "counter",
+        "events",
+        ("outcome",),
+        "Handoffs of prefill engines: sent on, missing in a good reply, too old to be sent, unused otherwise.",
+    ),
+    _router("retries_total", "counter", "events", (), "Fresh attempts after the first."),
     _router("client_gone_total", "counter", "requests", (), "Requests whose client left before the end."),
     _engine("num_requests_running", "gauge", "requests", "Requests in model execution batches."),
     _engine("num_requests_waiting", "gauge", "requests", "Requests waiting to be processed."),

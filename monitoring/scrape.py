@@ -1,7 +1,8 @@
 """Targets of a job -> the configuration of its Prometheus.
 
-The plan says which processes expose metrics and where; this module turns that into text, and `stack.py`
-starts Prometheus on it. One scrape job per kind of source, so that `job="engine"` selects all engines.
+The plan says which processes expose metrics and where; this module turns that into text, and `stack.py` makes the
+command line of the Prometheus that reads it. One scrape job per kind of source, so that `job="engine"` selects all
+engines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The job's own Prometheus and Grafana: command line and provisioning files, as data.
 
-`scrape.py`, `rules.py` and `dashboards/` make what the two programs read; a launch backend starts them.
+`scrape.py`, `rules.py` and `dashboards/` make what the two programs read. The plan starts Prometheus as one of the
+job's processes where it is installed. Grafana is started by nobody yet: its files are for one that the user runs.
 """
 
 from __future__ import annotations

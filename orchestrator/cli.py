@@ -8,19 +8,16 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, NoReturn
 
 import typer
-import uvicorn
 from rich.console import Console
 from rich.text import Text
 
 from deploy.logs import follow, tail
 from orchestrator.api.schemas import job_status
-from orchestrator.api.server import build_app
 from orchestrator.cli_show import StartDisplay, print_json, show_diagnosis, show_job, show_plan
 from orchestrator.compose import local_service
 from orchestrator.errors import HeadraceError
@@ -29,8 +26,12 @@ from orchestrator.plan.types import plan_to_json
 from orchestrator.service import JobService
 from orchestrator.spec.load import load_job_file
 from orchestrator.store.database import home_folder
+from orchestrator.store.tokens import kept_token
 
 API_TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
+API_TOKEN_FILE = "api-token"
+INTERRUPTED = 130
+"""What typer makes of Ctrl-C."""
 
 app = typer.Typer(
     help="Runs disaggregated prefill/decode vLLM fleets for RL rollouts.",
@@ -48,16 +49,18 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
-    """Entry point: user errors become one message on stderr and exit code 1."""
+    """Entry point: errors meant for a user become one message on stderr and exit code 1."""
     signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
     try:
         app()
     except HeadraceError as error:
         _fail(str(error))
-    except KeyboardInterrupt:
-        err.print("interrupted; `headrace status` says whether anything is left")
-        sys.exit(130)
+    except SystemExit as end:
+        if end.code == INTERRUPTED:
+            err.print("interrupted; `headrace status` says whether anything is left", highlight=False)
+        raise
 
 
 @app.command()
@@ -69,7 +72,7 @@ def render(job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -
     else:
         show_plan(out, plan)
     if plan.errors:
-        _fail(f"{len(plan.errors)} error(s) keep this job from being started; see `error:` above", code=1)
+        _fail(f"{len(plan.errors)} error(s) keep this job from being started; see its findings above")
 
 
 @app.command()
@@ -99,7 +102,9 @@ def status(
         return
     if not jobs:
         out.print("no job is recorded; start one with `headrace up JOB.toml`")
-    for job in jobs:
+    for index, job in enumerate(jobs):
+        if index:
+            out.print()
         show_job(out, job)
 
 
@@ -121,16 +126,17 @@ def logs(
             _log_line(source, line, prefix=process is None)
         return
     for path in paths:
-        if path.exists():
-            for line in tail(path, lines):
-                _log_line(path.stem, line, prefix=process is None)
+        for line in tail(path, lines):
+            _log_line(path.stem, line, prefix=process is None)
+    if not any(path.exists() for path in paths):
+        err.print(Text(f"no log in {job.run.log_dir}: nothing was started"), soft_wrap=True)
 
 
 @app.command()
 def down(name: JobName) -> None:
     """Stop a job: every process that was started for it, and nothing else."""
-    job = _service().stop(name, say=lambda text: err.print(text, style="dim"))
-    out.print(f"{job.name}: {job.phase}; logs stay in {job.run.log_dir}", highlight=False, soft_wrap=True)
+    job = _service().stop(name, say=lambda text: err.print(Text(text, style="dim"), soft_wrap=True))
+    out.print(Text(f"{job.name}: {job.phase}; logs stay in {job.run.log_dir}"), soft_wrap=True)
 
 
 @app.command()
@@ -153,12 +159,24 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8700,
 ) -> None:
-    """Answer the HTTP control API: POST /jobs, GET /jobs/{name}, DELETE /jobs/{name}."""
+    """Answer the HTTP control API: POST /jobs, GET /jobs/{name}, DELETE /jobs/{name}.
+
+    Callers send a bearer token: HEADRACE_API_TOKEN's value, else that of the file api-token in the state folder.
+    """
+    home = home_folder()
+    service = local_service(home)
     token = os.environ.get(API_TOKEN_VARIABLE)
-    if token is None and host not in ("127.0.0.1", "localhost", "::1"):
-        _fail(f"whoever reaches the API can start programs; set {API_TOKEN_VARIABLE} to listen on {host}", code=2)
+    if not token:
+        # Whoever reaches the API can start programs, and loopback is open to every user of the machine.
+        token = kept_token(home / API_TOKEN_FILE)
+        err.print(Text(f"callers need the bearer token in {home / API_TOKEN_FILE}"), soft_wrap=True)
+    # Loading the web framework takes longer than most other commands run.
+    import uvicorn
+
+    from orchestrator.api.server import build_app
+
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    uvicorn.run(build_app(_service(), token), host=host, port=port, log_level="info")
+    uvicorn.run(build_app(service, token), host=host, port=port, log_level="info")
 
 
 def _service() -> JobService:
@@ -166,9 +184,8 @@ def _service() -> JobService:
 
 
 def _log_line(source: str, line: str, *, prefix: bool) -> None:
-    name = source.removesuffix(".log")
-    with suppress(BrokenPipeError):
-        sys.stdout.write(f"{name} | {line}\n" if prefix else f"{line}\n")
+    sys.stdout.write(f"{source} | {line}\n" if prefix else f"{line}\n")
+    sys.stdout.flush()
 
 
 def _fail(text: str, code: int = 1) -> NoReturn:

@@ -14,8 +14,9 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from deploy.unit import HttpProbe, ListenProbe, MetricProbe, Probe
 from orchestrator.api.schemas import JobStatus
-from orchestrator.observe.doctor import Diagnosis
+from orchestrator.observe.diagnoses import Diagnosis
 from orchestrator.plan.types import JobPlan
 from orchestrator.supervisor.interfaces import Progress, UnitProgress
 
@@ -26,6 +27,7 @@ COLOURS = {
     "dead": "red",
     "failed": "red",
     "degraded": "yellow",
+    "abandoned": "red",
 }
 PLAIN_EVERY_S = 10.0
 
@@ -61,11 +63,11 @@ class StartDisplay:
         for unit in progress.units:
             if unit.state != self._shown.get(unit.name, "waiting"):
                 self._shown[unit.name] = unit.state
-                self._console.print(f"{unit.name}: {unit.state} ({unit.seconds:.0f} s)", highlight=False)
+                _say(self._console, f"{unit.name}: {unit.state} ({unit.seconds:.0f} s)")
         waiting = progress.now_doing.startswith("waiting")
         due = time.monotonic() - self._last > PLAIN_EVERY_S
         if progress.now_doing and progress.now_doing != self._doing and (not waiting or due):
-            self._console.print(progress.now_doing, highlight=False, soft_wrap=True)
+            _say(self._console, progress.now_doing)
             self._doing = progress.now_doing
             self._last = time.monotonic()
 
@@ -81,24 +83,30 @@ def _units_table(units: Sequence[UnitProgress]) -> Table:
 
 
 def show_job(console: Console, job: JobStatus) -> None:
-    """One job: phase, processes, addresses, warnings."""
+    """One job: phase, processes, what is wrong with them, addresses. Readable at 80 columns; long paths stand alone."""
     style = COLOURS.get(job.phase, "bold")
-    console.print(Text.assemble((job.name, "bold"), "  ", (job.phase, style), f"  for {_age(job.age_s)}"))
+    _say(console, Text.assemble((job.name, "bold"), "  ", (job.phase, style), f"  recorded {_age(job.age_s)} ago"))
     if job.reason:
-        console.print(Text(job.reason, style=style), soft_wrap=True)
+        _say(console, Text(job.reason, style=style))
     table = Table(box=None, pad_edge=False)
-    for column in ("process", "state", "pid", "ready after", ""):
-        table.add_column(column, no_wrap=column != "")
+    for column in ("process", "state", "pid", "ready after"):
+        table.add_column(column, no_wrap=True)
     for unit in job.units:
         ready = f"{unit.seconds:.0f} s" if unit.state == "ready" else ""
-        detail = unit.detail if unit.state == "starting" else unit.log if unit.state == "dead" else ""
-        table.add_row(unit.name, Text(unit.state, style=COLOURS[unit.state]), str(unit.pid or ""), ready, detail)
+        table.add_row(unit.name, Text(unit.state, style=COLOURS[unit.state]), str(unit.pid or ""), ready)
     console.print(table)
+    running = job.phase not in ("failed", "stopped")
+    for unit in job.units if running else []:
+        if unit.state == "starting" and unit.detail:
+            _say(console, f"{unit.name}: {unit.detail}")
+    for unit in job.units if job.phase != "stopped" else []:
+        if unit.state == "dead" and unit.log:
+            _say(console, f"{unit.name}: log {unit.log}")
     if job.phase in ("ready", "degraded"):
-        console.print(f"router      {job.router.url}   (model {job.model!r})", highlight=False, soft_wrap=True)
+        _say(console, f"router      {job.router.url}   (model {job.model!r})")
         if job.prometheus_url:
-            console.print(f"prometheus  {job.prometheus_url}", highlight=False)
-    console.print(f"files       {job.directory}", highlight=False, soft_wrap=True)
+            _say(console, f"prometheus  {job.prometheus_url}")
+    _say(console, f"files       {job.directory}")
 
 
 def show_plan(console: Console, plan: JobPlan) -> None:
@@ -108,9 +116,17 @@ def show_plan(console: Console, plan: JobPlan) -> None:
     for finding in plan.findings:
         _say(console, f"{finding.severity}: {finding.field}: {finding.problem}; {finding.mend}")
     for unit in plan.units:
-        _say(console, f"\n# {unit.name} on {unit.node}, stage {unit.start_stage}, ready by {unit.probe}")
+        _say(
+            console, f"\n# {unit.name} on {unit.node}, stage {unit.start_stage}, ready when {_probe_words(unit.probe)}"
+        )
         for port in unit.ports:
             _say(console, f"# port {port.port}: {port.name}")
+        for ports in unit.port_ranges:
+            _say(console, f"# ports {ports.first} to {ports.first + ports.count - 1}: {ports.name}")
+        if unit.cwd is not None:
+            _say(console, f"# in {unit.cwd}")
+        if unit.unset_env:
+            _say(console, f"# without {', '.join(unit.unset_env)} of the launching environment")
         for name in sorted(unit.env):
             _say(console, f"{name}={shlex.quote(unit.env[name])} \\")
         _say(console, shlex.join(unit.argv))
@@ -119,20 +135,31 @@ def show_plan(console: Console, plan: JobPlan) -> None:
         _say(console, file.text.rstrip("\n"))
 
 
+def _probe_words(probe: Probe) -> str:
+    match probe:
+        case ListenProbe():
+            return f"it listens on port {probe.port}"
+        case HttpProbe():
+            return f"{probe.url} answers 200"
+        case MetricProbe():
+            return f"{probe.metric} at {probe.url} is {probe.at_least:.0f} or more"
+
+
 def show_diagnosis(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
     marks = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("FAIL", "red")}
     for one in diagnoses:
         word, style = marks[one.verdict]
-        console.print(Text.assemble((f"{word:<5}", style), f"{one.subject}: {one.found}"), soft_wrap=True)
+        _say(console, Text.assemble((f"{word:<5}", style), f"{one.subject}: {one.found}"))
         if one.mend and one.verdict != "ok":
-            console.print(Text(f"      mend: {one.mend}", style="dim"), soft_wrap=True)
+            _say(console, Text(f"      mend: {one.mend}", style="dim"))
 
 
 def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
 
 
-def _say(console: Console, line: str) -> None:
+def _say(console: Console, line: str | Text) -> None:
+    """One line as it is, however long: no markup, no wrapping at the window's edge."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

@@ -6,7 +6,11 @@
     ├── JobExists               a job of this name is already recorded: the user stops it first
     ├── JobUnknown              no job of this name is recorded
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
-    └── Unsupported             this version cannot do what was asked
+    ├── Unsupported             this version cannot do what was asked
+    ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
+    ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
+    ├── RecordUnreadable        a record was written by another version (store/jobs.py)
+    └── StateUnusable           the state folder cannot be read or written (store/database.py)
 
 Each message says what is wrong, with the field and the values, and what mends it.
 """

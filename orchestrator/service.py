@@ -6,8 +6,6 @@ chooses the implementations.
 
 from __future__ import annotations
 
-import os
-import secrets
 import shutil
 import time
 import uuid
@@ -22,14 +20,17 @@ from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.job import JobSpec
+from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.jobs import ENDED, JobStore, Phase, PortsReserved, StoredJob
+from orchestrator.store.tokens import write_fresh_token
 from orchestrator.supervisor.interfaces import EngineQuestions, Gate, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
-from orchestrator.supervisor.stop import stop_job
+from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
 from orchestrator.supervisor.view import JobView, view_job
 
 RUNS_KEPT = 5
+PLANS_TRIED = 3
 SWEEP_GRACE_S = 2.0
 DRIVER_WAIT_S = 1.0
 """Whoever looks at a job takes its lock for a moment; a driver holds it for the whole start."""
@@ -56,6 +57,7 @@ class JobService:
     probe: ReadinessProbe
     questions: EngineQuestions
     gate: Gate
+    driver_wait_s: float = DRIVER_WAIT_S
 
     def plan(self, spec: JobSpec) -> JobPlan:
         """The plan as it would be started now. Starts nothing.
@@ -79,33 +81,33 @@ class JobService:
             raise Unsupported(
                 f"launch.backend: this version starts jobs with local only, not {spec.launch.backend}; {mend}"
             )
-        plan = self.plan(spec)
-        refuse_errors(plan)
-        folder = self.store.folder(spec.name)
+        self.store.refuse_recorded(spec.name)
+        plan = self._plan_to_start(spec)
         lock = self._lock(spec.name)
         try:
-            self.store.create(
-                plan, run_id=uuid.uuid4().hex, directory=folder, socket_dir=self.socket_dir(folder), now=time.time()
-            )
+            self._end_leftovers(spec.name, lock)
+            self._record(spec, plan)
+            return Admission(job=self.store.get(spec.name), lock=lock)
         except BaseException:
             lock.release()
             raise
-        return Admission(job=self.store.get(spec.name), lock=lock)
 
     def resume(self, name: str) -> Admission:
         """Take over a start whose driver is gone.
 
         Raises:
-            JobExists: another process drives it.
+            JobUnknown: none is recorded.
+            JobExists: another process drives it, or it is no longer coming up.
         """
         lock = self._lock(name)
-        return Admission(job=self.store.get(name), lock=lock)
-
-    def _lock(self, name: str) -> DriverLock:
-        lock = DriverLock(self.store.folder(name))
-        if not lock.acquire(wait_s=DRIVER_WAIT_S):
-            raise JobExists(f"job {name!r} is being brought up or stopped by another process")
-        return lock
+        try:
+            job = self.store.get(name)
+            if job.phase != "starting":
+                raise JobExists(f"job {name!r} is {job.phase}; there is no start to take over")
+            return Admission(job=job, lock=lock)
+        except BaseException:
+            lock.release()
+            raise
 
     def drive(self, admission: Admission, progress: ProgressSink) -> StoredJob:
         """Bring an admitted job up. When that fails, everything that was started is ended first.
@@ -113,35 +115,74 @@ class JobService:
         Raises:
             JobFailed: with the cause, the log and its last lines.
         """
-        job, lock = admission.job, admission.lock
-        name = job.name
-        backend = self.backend()
-        supervisor = Supervisor(
-            store=self.store,
-            backend=backend,
-            probe=self.probe,
-            questions=self.questions,
-            gate=self.gate,
-        )
+        name, backend = admission.job.name, self.backend()
         try:
-            backend.sweep(job.run, job.records, SWEEP_GRACE_S)
-            if not job.units:
-                _write_token(Path(job.plan.router.token_file))
-                _drop_old_logs(job.run.log_dir.parent)
-                backend.prepare(job.run, job.plan.units, job.plan.files)
-            return supervisor.bring_up(name, progress)
+            self._prepare(backend, admission.job)
+            return self._supervisor(backend).bring_up(name, progress)
         except Overtaken:
             raise JobFailed(f"job {name!r} was stopped by another command while it was coming up") from None
-        except (JobFailed, DeployError) as error:
-            lock.release()
-            stop_job(self.store, backend, name, end_phase="failed", reason=str(error))
-            raise JobFailed(str(error)) from error
+        except (JobFailed, DeployError, StateUnusable) as error:
+            raise JobFailed(self._end(backend, admission, "failed", str(error))) from error
+        except Exception as error:
+            self._end(backend, admission, "failed", f"unexpected {type(error).__name__}: {error}")
+            raise
         except BaseException:
-            lock.release()
-            stop_job(self.store, backend, name, reason="its start was interrupted")
+            self._end(backend, admission, "stopped", "its start was interrupted")
             raise
         finally:
-            lock.release()
+            admission.lock.release()
+
+    def _plan_to_start(self, spec: JobSpec) -> JobPlan:
+        plan = self.plan(spec)
+        refuse_errors(plan)
+        return plan
+
+    def _record(self, spec: JobSpec, plan: JobPlan) -> None:
+        """Record the job as starting; planned again where another job took the same ports since."""
+        folder = self.store.folder(spec.name)
+        for tries_left in range(PLANS_TRIED - 1, -1, -1):
+            try:
+                self.store.create(
+                    plan, run_id=uuid.uuid4().hex, directory=folder, socket_dir=self.socket_dir(folder), now=time.time()
+                )
+                return
+            except PortsReserved:
+                if not tries_left:
+                    raise
+                plan = self._plan_to_start(spec)
+
+    def _lock(self, name: str) -> DriverLock:
+        lock = DriverLock(self.store.folder(name))
+        if not lock.acquire(wait_s=self.driver_wait_s):
+            raise JobExists(f"job {name!r} is being brought up or stopped by another process")
+        return lock
+
+    def _end_leftovers(self, name: str, lock: DriverLock) -> None:
+        """A new run's record takes the place of the old one's, which is what finds the old one's processes."""
+        old = self.store.find(name)
+        if old is not None and old.phase in ENDED:
+            stop_job(self.store, self.backend(), name, held=lock)
+
+    def _supervisor(self, backend: Backend) -> Supervisor:
+        return Supervisor(store=self.store, backend=backend, probe=self.probe, questions=self.questions, gate=self.gate)
+
+    def _prepare(self, backend: Backend, job: StoredJob) -> None:
+        """End what a killed driver started and did not record; for a fresh start, write the files."""
+        left = backend.sweep(job.run, job.records, SWEEP_GRACE_S)
+        if left:
+            raise JobFailed(f"processes of an earlier driver could not be ended: {', '.join(map(str, left))}")
+        if not job.units:
+            write_fresh_token(Path(job.plan.router.token_file))
+            _drop_old_logs(job.run.log_dir)
+            backend.prepare(job.run, job.plan.units, job.plan.files)
+
+    def _end(self, backend: Backend, admission: Admission, phase: Phase, reason: str) -> str:
+        """End all that was started. Returns the reason, and what could not be ended."""
+        try:
+            stop_job(self.store, backend, admission.job.name, end_phase=phase, reason=reason, held=admission.lock)
+        except StopIncomplete as error:
+            return f"{reason}\n  {error}"
+        return reason
 
     def view(self, name: str) -> JobView:
         """The job as it is now.
@@ -149,25 +190,35 @@ class JobService:
         Raises:
             JobUnknown: none is recorded.
         """
-        return view_job(self.store.get(name), self.backend(), self.probe)
+        return view_job(self.store, name, self.backend(), self.probe)
 
     def views(self) -> list[JobView]:
-        return [view_job(job, self.backend(), self.probe) for job in self.store.all()]
+        return [self.view(name) for name in self.store.names()]
 
     def stop(self, name: str, say: Callable[[str], None] = lambda _text: None) -> StoredJob:
-        """End the job and everything that was started for it."""
+        """End the job and everything that was started for it.
+
+        Raises:
+            JobUnknown: none is recorded.
+            StopIncomplete: processes are left; the text names their pids.
+        """
         return stop_job(self.store, self.backend(), name, say=say)
 
+    def begin_stop(self, name: str) -> None:
+        """Record that the job is to end, for a caller that answers before `stop` is done.
 
-def _drop_old_logs(folder: Path) -> None:
-    """Keep the logs of the last runs; their folders are named by time."""
-    for old in sorted(folder.glob("*Z-*"))[:-RUNS_KEPT]:
+        Raises:
+            JobUnknown: none is recorded.
+        """
+        record_stop(self.store, self.store.get(name))
+
+    def is_driven(self, name: str) -> bool:
+        """Whether some process is bringing the job up or ending it."""
+        return DriverLock(self.store.folder(name)).held_by_anyone()
+
+
+def _drop_old_logs(log_dir: Path) -> None:
+    """Keep the logs of the last runs, the one that begins included; their folders are named by time."""
+    earlier = sorted(folder for folder in log_dir.parent.glob("*Z-*") if folder != log_dir)
+    for old in earlier[: -(RUNS_KEPT - 1)]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _write_token(path: Path) -> None:
-    """A fresh token for the router's internal port, readable by this user alone."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(fd, "w", encoding="ascii") as file:
-        file.write(secrets.token_urlsafe(32) + "\n")

@@ -1,7 +1,8 @@
 """`python -m router.main --config router.json`: the router process.
 
 Reads the settings that the plan wrote and the token file named by HEADRACE_TOKEN_FILE, wires core and shell
-together, serves until SIGTERM or SIGINT, then lets open requests finish within `shutdown_grace_s`.
+together, serves until SIGTERM or SIGINT, then lets open requests finish within `shutdown_grace_s`. A poller that fails
+ends the process too: without it the router would go on routing by what it knew last.
 """
 
 from __future__ import annotations
@@ -39,11 +40,16 @@ class StartError(Exception):
     """The router can't start; the message says what to mend."""
 
 
+class PollerFailed(Exception):
+    """The router no longer knows its engines; the log has the reason."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunningRouter:
     """A router that serves; ports as bound (0 in the settings lets the kernel choose)."""
 
     services: Services
+    poller: Poller
     port: int
     internal_port: int
 
@@ -76,7 +82,8 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(Upstream(settings))
         services = Services(settings=settings, fleet=Fleet(settings), gate=Gate(), upstream=upstream, metrics=Metrics())
-        await stack.enter_async_context(Poller(settings, services.fleet, upstream))
+        services.fleet.report_losses(upstream.end_legs)
+        poller = await stack.enter_async_context(Poller(settings, services.fleet, upstream))
         # Left in reverse: the public port drains first, while the internal one still answers.
         internal = await stack.enter_async_context(
             _listening(admin_app(services, token), settings.internal_host, settings.internal_port, grace_s=0.0)
@@ -84,7 +91,7 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
         public = await stack.enter_async_context(
             _listening(public_app(services), settings.host, settings.port, grace_s=settings.shutdown_grace_s)
         )
-        yield RunningRouter(services=services, port=public, internal_port=internal)
+        yield RunningRouter(services=services, poller=poller, port=public, internal_port=internal)
 
 
 @asynccontextmanager
@@ -100,14 +107,21 @@ async def _listening(app: web.Application, host: str, port: int, *, grace_s: flo
 
 
 async def serve(settings: RouterSettings, token: str) -> None:
-    """Serve until asked to stop."""
+    """Serve until asked to stop; PollerFailed where a poller failed first."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for each in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(each, stop.set)
     async with running(settings, token) as router:
         _log.info("job %s: serving on port %d, internal port %d", settings.job, router.port, router.internal_port)
-        await stop.wait()
+        async with asyncio.TaskGroup() as waits:
+            asked = waits.create_task(stop.wait())
+            failed = waits.create_task(router.poller.failed.wait())
+            await asyncio.wait((asked, failed), return_when=asyncio.FIRST_COMPLETED)
+            asked.cancel()
+            failed.cancel()
+        if router.poller.failed.is_set():
+            raise PollerFailed
         _log.info("draining for up to %g s", settings.shutdown_grace_s)
 
 
@@ -123,6 +137,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StartError as error:
         sys.stderr.write(f"router: {error}\n")
         return 2
+    except PollerFailed:
+        sys.stderr.write("router: a poller failed; its traceback is in the log\n")
+        return 3
     except OSError as error:
         sys.stderr.write(f"router: can't listen: {error}\n")
         return 1

@@ -10,6 +10,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 EngineRole = Literal["prefill", "decode", "colocated"]
+PolicyName = Literal["sticky_least_loaded", "round_robin"]
+"""The `type` of each routing policy."""
 
 
 class _Model(BaseModel):
@@ -62,14 +64,20 @@ class RouterSettings(_Model):
     handoff_lease_s: float = Field(gt=0)
     """How long a prefill engine keeps the KV of a handoff (NIXL's kv_lease_duration of the composed chain)."""
     handoff_margin_s: float = Field(2.0, ge=0)
-    """A handoff older than lease - margin is never sent: a fresh prefill leg is run (field case A39)."""
+    """A handoff older than lease - margin is never sent: a fresh prefill leg is run (field case A39). Connecting counts
+    towards that age; the margin covers the way of the bytes and the engine's own start on them."""
     retries: int = Field(1, ge=0)
     """Further attempts after the first, only before the client has seen a byte."""
     request_timeout_s: float = Field(7200.0, gt=0)
-    """How long one leg may take, streaming included."""
-    connect_timeout_s: float = Field(5.0, gt=0)
+    """How long a whole request may take: all its legs and attempts, streaming included. Then the client gets a 504."""
+    connect_timeout_s: float = Field(4.0, gt=0)
+    """How long a connection to an engine may take. Together with the margin it has to fit into the lease: else an
+    engine that can't be reached would look like a handoff that expired, and stay in use."""
     keepalive_s: float = Field(4.0, gt=0)
-    """Idle upstream connections are dropped after this; below the engines' own keep-alive (field case A16)."""
+    """Idle upstream connections are dropped after this."""
+    engine_keepalive_s: float = Field(75.0, gt=0)
+    """The engines' own keep-alive, as they are started. The router's must be shorter, so that no request is sent on a
+    connection that its engine is about to close (field case A16)."""
     max_body_bytes: int = Field(64 * 1024 * 1024, gt=0)
     shutdown_grace_s: float = Field(10.0, ge=0)
     """On SIGTERM open requests may finish for this long."""
@@ -92,5 +100,16 @@ class RouterSettings(_Model):
             raise ValueError(
                 f"handoff_margin_s ({self.handoff_margin_s}) must be below handoff_lease_s ({self.handoff_lease_s}): "
                 "otherwise no handoff is ever young enough to be sent"
+            )
+        if self.connect_timeout_s + self.handoff_margin_s > self.handoff_lease_s:
+            raise ValueError(
+                f"connect_timeout_s ({self.connect_timeout_s}) and handoff_margin_s ({self.handoff_margin_s}) must fit "
+                f"into handoff_lease_s ({self.handoff_lease_s}) together: otherwise a connection that hangs always "
+                "counts as an expired handoff and never as an unreachable engine"
+            )
+        if self.keepalive_s >= self.engine_keepalive_s:
+            raise ValueError(
+                f"keepalive_s ({self.keepalive_s}) must be below engine_keepalive_s ({self.engine_keepalive_s}): "
+                "otherwise requests meet connections that their engine has closed"
             )
         return self

@@ -22,7 +22,7 @@ from deploy.local.process_table import Identity, Marker, Process, boot_id, read_
 from deploy.local.request import child_environment, log_path
 from deploy.local.signals import send_signal
 from deploy.local.sockets import SocketEntry, find_holder, read_sockets
-from deploy.unit import LaunchUnit, PlannedFile, RunContext, UnitRecord, UnitStatus
+from deploy.unit import LaunchUnit, PlannedFile, PortRange, RunContext, UnitRecord, UnitStatus
 
 _KILL_LIMIT_S = 5.0
 """How long a killed process may take to disappear before it is reported as not ended."""
@@ -53,6 +53,7 @@ class LocalBackend:
                 child = subprocess.Popen(
                     unit.argv,
                     env=environment,
+                    cwd=unit.cwd,
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
@@ -157,11 +158,26 @@ def _end(find: Callable[[], frozenset[Identity]], grace_s: float) -> tuple[int, 
 
 def _check_ports(unit: LaunchUnit, sockets: Sequence[SocketEntry]) -> None:
     for planned in unit.ports:
-        taken = find_holder(planned.port, sockets)
+        taken = find_holder(planned.port, sockets, setting=planned.setting)
         if taken is not None:
             raise PortTaken(
                 port=planned.port, purpose=planned.name, unit=unit.name, holder=taken.holder, mend=taken.mend
             )
+    for span in unit.port_ranges:
+        _check_range(unit, span, sockets)
+
+
+def _check_range(unit: LaunchUnit, span: PortRange, sockets: Sequence[SocketEntry]) -> None:
+    """A range is taken once too few of its ports are free; its first holder is named."""
+    holders = {
+        port: taken
+        for port in range(span.first, span.first + span.count)
+        if (taken := find_holder(port, sockets, setting=span.setting)) is not None
+    }
+    if span.count - len(holders) < span.needed:
+        port, taken = next(iter(holders.items()))
+        purpose = f"{span.name}, {span.needed} of {span.first}-{span.first + span.count - 1} must be free"
+        raise PortTaken(port=port, purpose=purpose, unit=unit.name, holder=taken.holder, mend=taken.mend)
 
 
 def _check_program(run: RunContext, unit: LaunchUnit) -> None:
@@ -190,7 +206,9 @@ def _check_program(run: RunContext, unit: LaunchUnit) -> None:
 
 def _start_failure(unit: LaunchUnit, environment: Mapping[str, str], error: OSError) -> StartFailed:
     program = unit.argv[0]
-    if isinstance(error, FileNotFoundError) and shutil.which(program, path=environment.get("PATH")):
+    if unit.cwd is not None and not unit.cwd.is_dir():
+        cause, mend = f"its folder {unit.cwd} does not exist", "make it"
+    elif isinstance(error, FileNotFoundError) and shutil.which(program, path=environment.get("PATH")):
         cause, mend = "the interpreter named in its first line is missing", "install the program again"
     elif isinstance(error, BlockingIOError):
         cause, mend = "no more processes are allowed", "raise `ulimit -u` or the container's pids limit"

@@ -19,7 +19,6 @@ _LISTEN = "0A"
 _TIME_WAIT = "06"
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _OUTGOING_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
-_FREE_IT = "free it or choose another port"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,31 +65,39 @@ def listens(port: int, pids: Iterable[int]) -> bool:
     return bool(inodes) and any(_held_by(pid) & inodes for pid in pids)
 
 
-def find_holder(port: int, sockets: Iterable[SocketEntry]) -> PortHolder | None:
+def find_holder(port: int, sockets: Iterable[SocketEntry], *, setting: str = "") -> PortHolder | None:
     """What keeps a server from taking `port` on any address, or None if it is free.
 
     `sockets` are those of `read_sockets`, read once for many ports: on a busy node the tables are long.
+    `setting` is the field that moves the port, for the mend.
     """
     entries = [entry for entry in sockets if entry.port == port]
     listening = [entry for entry in entries if entry.state == _LISTEN]
     if listening:
-        return PortHolder(holder=_owner(listening), mend=_FREE_IT)
+        return PortHolder(holder=_owner(listening), mend=_free_it(setting))
     if _can_bind(port):
         return None
-    return _holder_of_unlistened(entries)
+    return _holder_of_unlistened(entries, setting)
 
 
-def _holder_of_unlistened(entries: list[SocketEntry]) -> PortHolder:
+def _free_it(setting: str) -> str:
+    return f"free it or choose another port ({setting})" if setting else "free it or choose another port"
+
+
+def _holder_of_unlistened(entries: list[SocketEntry], setting: str) -> PortHolder:
+    where = f" ({setting})" if setting else ""
     held = [entry for entry in entries if entry.inode]
     if held:
         lowest, _ = _OUTGOING_RANGE.read_text(encoding="ascii").split()
         return PortHolder(
             holder=f"a connection of {_owner(held)}",
-            mend=f"free it or choose a port below {lowest}, where no outgoing connection is put",
+            mend=f"free it or choose a port below {lowest}{where}, where no outgoing connection is put",
         )
     if any(entry.state == _TIME_WAIT for entry in entries):
-        return PortHolder(holder="a connection that was closed just now", mend="wait a minute or choose another port")
-    return PortHolder(holder="a process that has bound it and does not listen yet", mend=_FREE_IT)
+        return PortHolder(
+            holder="a connection that was closed just now", mend=f"wait a minute or choose another port{where}"
+        )
+    return PortHolder(holder="a process that has bound it and does not listen yet", mend=_free_it(setting))
 
 
 def _can_bind(port: int) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,8 +19,27 @@ from orchestrator.service import JobService
 from orchestrator.spec.load import job_from_data, parse_job_text
 from orchestrator.supervisor.interfaces import Progress
 
+_LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
-TOML_TYPES = ("application/toml", "text/toml", "text/x-toml")
+SYNTAX_OF = {
+    "application/json": "json",
+    "application/toml": "toml",
+    "text/toml": "toml",
+    "text/x-toml": "toml",
+}
+"""Other types are refused: a web page can make a browser post text/plain here, but none of these unasked."""
+
+
+class UnreadableBody(SpecError):
+    """The body is no text, or no well-formed table: what stands in it was not looked at."""
+
+
+class UnknownBodyType(SpecError):
+    """The content type says neither JSON nor TOML."""
+
+
+class BodyTooLarge(SpecError):
+    """The body is larger than any job file; the rest of it was not read."""
 
 
 def job_routes(service: JobService) -> APIRouter:
@@ -26,8 +47,8 @@ def job_routes(service: JobService) -> APIRouter:
 
     @routes.post("/jobs", status_code=202)
     async def start_job(request: Request) -> JobStatus:
-        """Start a job: the body is a job file, JSON or (content type application/toml) TOML. Answers at once;
-        `GET /jobs/{name}` says how far it is."""
+        """Start a job: the body is a job file (application/json or application/toml). Answers once it is planned and
+        recorded; `GET /jobs/{name}` says how far it is."""
         spec = job_from_data(_job_table(await _body(request), request.headers.get("content-type", "")), source="body")
         admission = await run_in_threadpool(service.admit, spec)
         _in_background(partial(service.drive, admission, _ignore), name=f"start {spec.name}")
@@ -44,35 +65,44 @@ def job_routes(service: JobService) -> APIRouter:
     @routes.delete("/jobs/{name}")
     async def stop_job(name: str, response: Response, wait: Annotated[bool, Query()] = True) -> JobStatus:
         """Stop a job and all its processes. `wait=false` answers at once with 202."""
-        service.store.get(name)
         if wait:
             await run_in_threadpool(service.stop, name)
         else:
-            response.status_code = 202
+            await run_in_threadpool(service.begin_stop, name)
             _in_background(partial(service.stop, name), name=f"stop {name}")
+            response.status_code = 202
         return job_status(await run_in_threadpool(service.view, name))
 
     return routes
 
 
 def resume_starts(service: JobService) -> None:
-    """Take over jobs that were coming up when the process that drove them ended."""
+    """Take over what another control plane was in the middle of when it ended: starts, and stops too."""
     for job in service.store.all():
         if job.phase == "starting":
             with suppress(JobExists):
                 admission = service.resume(job.name)
                 _in_background(partial(service.drive, admission, _ignore), name=f"start {job.name}")
+        elif job.phase == "stopping" and not service.is_driven(job.name):
+            _in_background(partial(service.stop, job.name), name=f"stop {job.name}")
 
 
 def _job_table(body: bytes, content_type: str) -> dict[str, Any]:
-    syntax = "toml" if content_type.partition(";")[0].strip().lower() in TOML_TYPES else "json"
+    syntax = SYNTAX_OF.get(content_type.partition(";")[0].strip().lower())
+    if syntax is None:
+        problem = f"is {content_type or 'not given'}"
+        complaint = Complaint(field="content-type", problem=problem, mend="send application/json or application/toml")
+        raise UnknownBodyType("body", [complaint])
     try:
-        text = body.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise SpecError(
-            "body", [Complaint(field="body", problem=f"is not UTF-8: {error}", mend="send UTF-8")]
-        ) from error
-    return parse_job_text(text, source="body", syntax=syntax)
+        table = parse_job_text(body.decode("utf-8"), source="body", syntax=syntax)
+        # JSON can spell half of a surrogate pair, which no text has: it could be neither recorded nor shown.
+        json.dumps(table, ensure_ascii=False, default=str).encode("utf-8")
+    except UnicodeError as error:
+        complaint = Complaint(field="body", problem="is not valid text", mend="send UTF-8")
+        raise UnreadableBody("body", [complaint]) from error
+    except SpecError as error:
+        raise UnreadableBody(error.source, error.complaints) from error
+    return table
 
 
 async def _body(request: Request) -> bytes:
@@ -80,19 +110,23 @@ async def _body(request: Request) -> bytes:
     async for chunk in request.stream():
         body += chunk
         if len(body) > MAX_BODY_BYTES:
-            problem = f"is larger than {MAX_BODY_BYTES} bytes"
-            raise SpecError("body", [Complaint(field="body", problem=problem, mend="send a job file")])
+            complaint = Complaint(
+                field="body", problem=f"is larger than {MAX_BODY_BYTES} bytes", mend="send a job file"
+            )
+            raise BodyTooLarge("body", [complaint])
     return bytes(body)
 
 
 def _in_background(act: Callable[[], object], name: str) -> None:
-    """Failures are recorded as the job's phase and reason by the act itself."""
+    """Failures are recorded as the job's phase and reason by the act itself; the log has them too."""
 
     def run() -> None:
         try:
             act()
-        except HeadraceError:
-            return
+        except HeadraceError as error:
+            _LOG.warning("%s: %s", name, error)
+        except Exception:
+            _LOG.exception("%s failed in a way that was not foreseen", name)
 
     threading.Thread(target=run, name=name, daemon=True).start()
 

@@ -2,26 +2,41 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
-from orchestrator.api.routes_job import job_routes, resume_starts
+from orchestrator.api.routes_job import BodyTooLarge, UnknownBodyType, UnreadableBody, job_routes, resume_starts
 from orchestrator.api.schemas import ErrorBody, ErrorReply, Note, notes
 from orchestrator.errors import HeadraceError, JobExists, JobUnknown, PlanRefused, SpecError, Unsupported
 from orchestrator.service import JobService
+from orchestrator.store.jobs import PortsReserved
 
+_LOG = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)
-STATUS_OF: tuple[tuple[type[HeadraceError], int], ...] = ((JobUnknown, 404), (JobExists, 409), (Unsupported, 422))
+STATUS_OF: tuple[tuple[type[HeadraceError], int], ...] = (
+    (BodyTooLarge, 413),
+    (UnknownBodyType, 415),
+    (UnreadableBody, 400),
+    (SpecError, 422),
+    (PlanRefused, 422),
+    (Unsupported, 422),
+    (JobUnknown, 404),
+    (JobExists, 409),
+    (PortsReserved, 409),
+)
+"""The first that fits counts; any other error of ours is a 500 with its text."""
 
 
 def build_app(service: JobService, token: str | None) -> FastAPI:
-    """The app. With a `token`, every route but /health asks for it as a bearer token."""
+    """The app. Every route but /health asks for `token` as a bearer token; None asks for nothing (tests only)."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -31,18 +46,25 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
     app = FastAPI(title="Headrace control API", version="1", lifespan=lifespan)
 
     @app.middleware("http")
-    async def ask_for_token(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
+    async def guard(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         if token is not None and request.url.path not in OPEN_PATHS:
             given = request.headers.get("authorization", "").encode()
             if not secrets.compare_digest(given, f"Bearer {token}".encode()):
-                return _reply(401, "give the API token as a bearer token in the Authorization header")
-        return await go_on(request)
+                message = "give the API token as a bearer token in the Authorization header"
+                return _reply(401, message, headers={"www-authenticate": "Bearer"})
+        try:
+            return await go_on(request)
+        except Exception as error:
+            # An exception that reached the server would have it drop the connection.
+            _LOG.exception("%s %s", request.method, request.url.path)
+            return _reply(500, f"unexpected {type(error).__name__}; the log of `headrace serve` says more")
 
     @app.get("/health", tags=["control plane"])
     async def health() -> dict[str, str]:
         return {"status": "ok"}
 
     app.include_router(job_routes(service))
+    app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(HeadraceError, _headrace_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _parameter_error)
@@ -50,17 +72,18 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
 
 
 async def _headrace_error(_request: Request, error: Exception) -> Response:
-    if isinstance(error, SpecError):
-        syntax = any(one.field in ("syntax", "body") for one in error.complaints)
-        return _reply(400 if syntax else 422, str(error), notes(error.complaints))
-    if isinstance(error, PlanRefused):
-        return _reply(422, str(error), notes(error.complaints))
-    return _reply(next((status for kind, status in STATUS_OF if isinstance(error, kind)), 500), str(error))
+    status = next((status for kind, status in STATUS_OF if isinstance(error, kind)), 500)
+    complaints = error.complaints if isinstance(error, SpecError | PlanRefused) else ()
+    return _reply(status, str(error), notes(complaints))
+
+
+async def _client_gone(_request: Request, _error: Exception) -> Response:
+    return _reply(400, "the client left before its body was complete")
 
 
 async def _http_error(_request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _reply(error.status_code, str(error.detail))
+    return _reply(error.status_code, str(error.detail), headers=error.headers)
 
 
 async def _parameter_error(_request: Request, error: Exception) -> Response:
@@ -69,6 +92,8 @@ async def _parameter_error(_request: Request, error: Exception) -> Response:
     return _reply(422, listed)
 
 
-def _reply(status: int, message: str, complaints: list[Note] | None = None) -> Response:
+def _reply(
+    status: int, message: str, complaints: list[Note] | None = None, headers: Mapping[str, str] | None = None
+) -> Response:
     body = ErrorReply(error=ErrorBody(message=message, complaints=complaints or []))
-    return JSONResponse(body.model_dump(), status_code=status)
+    return JSONResponse(body.model_dump(), status_code=status, headers=headers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from connectors.engine_client import EXTERNAL_HITS, CacheConfig, EngineCallFailed, EngineClient
 from orchestrator.plan.types import EnginePlan
@@ -11,6 +11,7 @@ from orchestrator.supervisor.startup_checks import OffloadProbe
 
 PROBE_CALL_TIMEOUT_S = 300.0
 """A first request may compile; on a small CPU that takes tens of seconds."""
+CLEAR_EVERY_S = 0.2
 SETTLE_S = 60.0
 """How long an engine may take to save a short prompt before the probe gives up."""
 SMALLEST_VOCABULARY = 200
@@ -38,19 +39,29 @@ class RunningEngines:
                 tokens = 2 * client.cache_config().block_size + 2
                 prompt = [(index * 7 + 3) % SMALLEST_VOCABULARY + 1 for index in range(tokens)]
                 client.complete(model, prompt, salt)
-                _clear_when_saved(client)
-                before = client.counter(EXTERNAL_HITS)
-                client.complete(model, prompt, salt)
-                hits = client.counter(EXTERNAL_HITS) - before
+                hits = _hits_once_cleared(client, lambda: client.complete(model, prompt, salt))
         except EngineCallFailed as error:
             return OffloadProbe(engine=engine.name, prompt_tokens=tokens, external_hit_tokens=0, problem=str(error))
         return OffloadProbe(engine=engine.name, prompt_tokens=tokens, external_hit_tokens=hits)
 
 
-def _clear_when_saved(client: EngineClient) -> None:
-    """A local reset is refused while a save still holds blocks, so its success says that the save is over."""
+def _hits_once_cleared(client: EngineClient, ask_again: Callable[[], object]) -> float:
+    """Pool hits of a second asking, after the engine's own cache was cleared.
+
+    A clearing is refused while a save still holds blocks, so its success says that the save is over. Where success
+    cannot be told from refusal, only hits can: it is asked again until there are some, or time is up.
+    """
     deadline = time.monotonic() + SETTLE_S
-    while not client.reset_local_cache():
+    while True:
+        cleared = client.reset_local_cache()
+        if cleared is not False:
+            before = client.counter(EXTERNAL_HITS)
+            ask_again()
+            hits = client.counter(EXTERNAL_HITS) - before
+            if cleared or hits > 0:
+                return hits
         if time.monotonic() > deadline:
+            if cleared is None:
+                return 0.0
             raise EngineCallFailed(f"its own cache could not be cleared within {SETTLE_S:.0f} s")
-        time.sleep(0.2)
+        time.sleep(CLEAR_EVERY_S)

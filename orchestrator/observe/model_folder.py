@@ -9,25 +9,46 @@ from pathlib import Path
 from typing import Any
 
 from connectors.layout import Attention
+from orchestrator.errors import Complaint, SpecError
 from orchestrator.plan.facts import ModelFacts
 
 _WEIGHT_SUFFIXES = (".safetensors", ".bin", ".pt", ".gguf")
 _MLA_KEY = "kv_lora_rank"
 _OTHER_KEYS = (
     "sliding_window",
+    "attention_chunk_size",
     "layer_types",
+    "layers_block_type",
+    "attn_type_list",
+    "hybrid_override_pattern",
     "mamba_d_state",
     "ssm_state_size",
+    "linear_attn_config",
     "linear_num_key_heads",
-    "attn_type_list",
+    "index_topk",
 )
+"""Windows, mixtures of layers, state-space and linear layers, a second cache for sparse attention."""
 
 
 def read_model_folder(path: str) -> ModelFacts:
-    """Facts about model.path; a path that is no folder is a name for the engine's own cache."""
+    """Facts about model.path; a path that is no folder is a name for the engine's own cache.
+
+    Raises:
+        SpecError: the folder is there and cannot be read.
+    """
     folder = Path(path).expanduser()
-    if not folder.is_dir():
-        return ModelFacts(location=path, is_folder=False, fingerprint="", weight_bytes=0, attention="other")
+    try:
+        if not folder.is_dir():
+            return ModelFacts(location=path, is_folder=False, fingerprint="", weight_bytes=0, attention="other")
+        return _read_folder(folder)
+    except OSError as error:
+        complaint = Complaint(
+            field="model.path", problem=f"{error.filename or folder}: {error.strerror}", mend="make it readable"
+        )
+        raise SpecError("the model's folder", [complaint]) from error
+
+
+def _read_folder(folder: Path) -> ModelFacts:
     files = sorted(file for file in folder.iterdir() if file.is_file())
     digest = hashlib.sha256()
     weight_bytes = 0
@@ -51,14 +72,14 @@ def attention_of(config: Mapping[str, Any]) -> Attention:
     merged = {**config, **(text if isinstance(text, dict) else {})}
     if not merged:
         return "other"
-    if merged.get(_MLA_KEY):
-        return "mla"
     kinds = merged.get("layer_types")
     if isinstance(kinds, list) and set(kinds) == {"full_attention"}:
         merged = {key: value for key, value in merged.items() if key != "layer_types"}
     if not merged.get("use_sliding_window", True):
         merged = {key: value for key, value in merged.items() if key != "sliding_window"}
-    return "other" if any(merged.get(key) for key in _OTHER_KEYS) else "full"
+    if any(merged.get(key) for key in _OTHER_KEYS):
+        return "other"
+    return "mla" if merged.get(_MLA_KEY) else "full"
 
 
 def _config(folder: Path) -> dict[str, Any]:

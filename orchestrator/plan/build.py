@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from connectors.abilities import REFERENCE_ABILITIES
+from connectors.reference import REFERENCE_ABILITIES
 from connectors.types import Choice, EngineAbilities
 from orchestrator.errors import Complaint, PlanRefused
 from orchestrator.plan.check import check
+from orchestrator.plan.effective import EffectiveRoles, choose_defaults
 from orchestrator.plan.engine_units import plan_engines
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.front_units import plan_monitoring, plan_router
 from orchestrator.plan.memory import memory_findings
-from orchestrator.plan.placement import place
+from orchestrator.plan.placement import Placement, place
 from orchestrator.plan.pool_units import plan_pool
-from orchestrator.plan.port_map import PortMap, PortsExhausted
+from orchestrator.plan.port_map import PORTS_SETTING, PortMap, PortsExhausted
 from orchestrator.plan.resolve import resolve_roles
-from orchestrator.plan.rules_base import CheckInput
+from orchestrator.plan.rules_base import CheckInput, error
+from orchestrator.plan.rules_network import outgoing_port_findings
 from orchestrator.plan.types import Finding, JobPlan
 from orchestrator.spec.job import JobSpec
 
@@ -34,16 +36,31 @@ def build_plan(spec: JobSpec, facts: ClusterFacts) -> JobPlan:
     """
     abilities = facts.abilities or _reference_abilities(facts)
     resolved = resolve_roles(spec)
-    placement = place(resolved.roles, facts.nodes, platform=abilities.platform, share_gpus=spec.launch.share_gpus)
-    complaints = (*resolved.complaints, *placement.complaints)
+    effective = choose_defaults(resolved.roles, facts, abilities)
+    local = spec.launch.backend == "local"
+    placement = place(
+        effective.roles,
+        facts.nodes,
+        platform=abilities.platform,
+        share_gpus=spec.launch.share_gpus,
+        must_fit=local,
+    )
+    complaints = (*resolved.complaints, *(placement.complaints if local else ()))
     if complaints:
         raise PlanRefused(spec.name, complaints)
-    given = CheckInput(spec=spec, roles=resolved.roles, placed=placement.engines, facts=facts, abilities=abilities)
+    given = CheckInput(spec=spec, roles=effective.roles, placed=placement.engines, facts=facts, abilities=abilities)
+    findings = (*check(given), *_no_room(placement))
     try:
-        return _lay_out(given, check(given))
-    except PortsExhausted as error:
+        return _lay_out(given, effective, findings)
+    except PortsExhausted as exhausted:
         mend = "set ports.base to the start of a longer free range, or stop another job"
-        raise PlanRefused(spec.name, [Complaint(field="ports.base", problem=str(error), mend=mend)]) from error
+        complaint = Complaint(field=PORTS_SETTING, problem=str(exhausted), mend=mend)
+        raise PlanRefused(spec.name, [complaint]) from exhausted
+
+
+def _no_room(placement: Placement) -> tuple[Finding, ...]:
+    """Of a plan that is only looked at here: its nodes are not the ones that it would run on."""
+    return tuple(error(complaint.field, complaint.problem, complaint.mend) for complaint in placement.complaints)
 
 
 def _reference_abilities(facts: ClusterFacts) -> EngineAbilities:
@@ -54,28 +71,34 @@ def _reference_abilities(facts: ClusterFacts) -> EngineAbilities:
 def refuse_errors(plan: JobPlan) -> None:
     """Raise `PlanRefused` if the plan must not be started."""
     if plan.errors:
-        complaints = [Complaint(field=error.field, problem=error.problem, mend=error.mend) for error in plan.errors]
+        complaints = [Complaint(field=found.field, problem=found.problem, mend=found.mend) for found in plan.errors]
         raise PlanRefused(plan.job, complaints)
 
 
-def _lay_out(given: CheckInput, findings: tuple[Finding, ...]) -> JobPlan:
+def _lay_out(given: CheckInput, effective: EffectiveRoles, findings: tuple[Finding, ...]) -> JobPlan:
     spec, facts, abilities, roles, placed = given.spec, given.facts, given.abilities, given.roles, given.placed
     ports = PortMap(
-        job=spec.name,
+        owner="\0".join((spec.name, str(facts.job_dir), facts.socket_dir.name)),
         user_base=spec.ports.base,
         reserved=facts.reserved_ports,
         taken=frozenset({spec.router.port}),
     )
     pool = plan_pool(spec, roles, placed, facts, abilities, ports)
-    engines = plan_engines(spec, roles, placed, facts, abilities, pool, ports)
+    engines = plan_engines(spec, roles, placed, facts, abilities, effective.layout, pool, ports)
     router = plan_router(spec, engines.engines, facts, ports)
     monitoring = plan_monitoring(spec, engines.engines, pool.plan if pool else None, router.plan, facts, ports)
-    memory = tuple(memory_findings(spec, placed, pool.lenders if pool else (), facts, abilities))
+    units = (*(pool.units if pool else ()), *engines.units, router.unit, *monitoring.units)
+    found = (
+        *memory_findings(given, pool.lenders if pool else ()),
+        *findings,
+        *outgoing_port_findings(facts, units),
+        *_monitoring_findings(spec, facts),
+    )
     return JobPlan(
         job=spec.name,
         model_name=spec.model.served_names[0] if spec.model.served_names else facts.model.location,
         vllm_version=abilities.vllm_version,
-        units=(*(pool.units if pool else ()), *engines.units, router.unit, *monitoring.units),
+        units=units,
         files=(*engines.files, router.file, *monitoring.files),
         engines=engines.engines,
         pool=pool.plan if pool else None,
@@ -83,8 +106,8 @@ def _lay_out(given: CheckInput, findings: tuple[Finding, ...]) -> JobPlan:
         prometheus_url=monitoring.url,
         port_span=ports.span,
         offload_probe=spec.checks.offload_probe,
-        choices=(*engines.choices, *_store_choices(spec, pool is not None)),
-        findings=(*memory, *findings, *_monitoring_findings(spec, facts)),
+        choices=(*effective.choices, *engines.choices, *_store_choices(spec, pool is not None)),
+        findings=tuple(sorted(found, key=lambda finding: finding.severity)),
     )
 
 

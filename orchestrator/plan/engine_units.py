@@ -1,4 +1,8 @@
-"""vLLM engines as launch units, and one `inference-<role>.json` per role."""
+"""vLLM engines as launch units, and one `inference-<role>.json` per role.
+
+The file is a record, for people and for whoever starts the role's engines elsewhere; no process of this version reads
+it. Each unit's argv is made from the same arguments.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +13,15 @@ from pathlib import Path
 
 from connectors import engine_argv, engine_env, mooncake
 from connectors.chain import ChainParts, NativeTier, transfer_config
-from connectors.layout import LAYOUT_VARIABLE, LayoutChoice, choose_layout
+from connectors.layout import LayoutChoice
 from connectors.nixl import NixlSettings, Reach, ucx_environment
 from connectors.types import Choice, EngineAbilities, JsonDict
 from deploy.unit import HttpProbe, LaunchUnit, ListenPort, PlannedFile
+from orchestrator.plan.addresses import url_host
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.placement import Placed
-from orchestrator.plan.pool_units import STAGE_ENGINES, PoolUnits
-from orchestrator.plan.port_map import PortMap
+from orchestrator.plan.pool_units import STAGE_ENGINES, PoolUnits, store_port_ranges
+from orchestrator.plan.port_map import PORTS_SETTING, PortMap
 from orchestrator.plan.resolve import RoleConfig
 from orchestrator.plan.types import EnginePlan, PoolPlan
 from orchestrator.spec.job import JobSpec
@@ -56,11 +61,11 @@ def plan_engines(
     placed: Sequence[Placed],
     facts: ClusterFacts,
     abilities: EngineAbilities,
+    layout: LayoutChoice,
     pool: PoolUnits | None,
     ports: PortMap,
 ) -> EngineUnits:
     """All engines of the job, and the files they read."""
-    layout = _layout(roles, facts, abilities)
     ucx, ucx_choice = _ucx(spec, facts, abilities)
     shared = _Shared(
         spec=spec,
@@ -82,7 +87,7 @@ def plan_engines(
         engines=tuple(engine for engine, _ in planned),
         units=tuple(unit for _, unit in planned),
         files=tuple(files),
-        choices=(*layout.choices, *((ucx_choice,) if has_handoff else ())),
+        choices=(ucx_choice,) if has_handoff else (),
     )
 
 
@@ -94,8 +99,6 @@ def role_arguments(role: RoleConfig, shared: _Shared) -> JsonDict:
         args["served_model_name"] = list(spec.model.served_names)
     if spec.model.revision:
         args["revision"] = spec.model.revision
-    if shared.layout.block_size is not None:
-        args["block_size"] = shared.layout.block_size
     args |= role.engine
     chain = role.transfer_override
     if chain is None:
@@ -130,25 +133,20 @@ def chain_parts(role: RoleConfig, shared: _Shared) -> ChainParts:
     return ChainParts(handoff=handoff, store=store, native=native)
 
 
-def _layout(roles: Sequence[RoleConfig], facts: ClusterFacts, abilities: EngineAbilities) -> LayoutChoice:
-    sizes = [role.engine["block_size"] for role in roles if role.engine.get("block_size") is not None]
-    layouts = [role.env[LAYOUT_VARIABLE] for role in roles if LAYOUT_VARIABLE in role.env]
-    if all(role.role == "colocated" and not isinstance(role.offload, MooncakeOffload) for role in roles):
-        return LayoutChoice()
-    return choose_layout(
-        abilities,
-        attention=facts.model.attention,
-        user_block_size=next(iter(sizes), None),
-        user_layout=next(iter(layouts), None),
-        same_tensor_parallel=len({role.sizes.tensor for role in roles}) == 1,
-    )
-
-
 def _ucx(spec: JobSpec, facts: ClusterFacts, abilities: EngineAbilities) -> tuple[dict[str, str], Choice]:
-    reach: Reach = "loopback" if len(facts.nodes) == 1 else spec.pool.protocol
+    reach = _reach(spec, one_node=len(facts.nodes) == 1)
     seen = {node.nvlink for node in facts.nodes}
     nvlink = spec.handoff.nvlink if spec.handoff.nvlink is not None else seen.pop() if len(seen) == 1 else None
     return ucx_environment(abilities.platform, reach, nvlink)
+
+
+def _reach(spec: JobSpec, *, one_node: bool) -> Reach:
+    transport = spec.handoff.transport
+    if one_node:
+        return "rdma" if transport == "rdma" else "loopback"
+    if transport != "auto":
+        return transport
+    return "rdma" if spec.pool.protocol == "rdma" else "any"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,8 +160,10 @@ class _EnginePorts:
     @property
     def listens(self) -> tuple[ListenPort, ...]:
         first, count = self.side_channel or (0, 0)
-        side_channels = (ListenPort(name="side channel", port=first + index) for index in range(count))
-        return (ListenPort(name="http", port=self.http), *side_channels)
+        side_channels = (
+            ListenPort(name="side channel", port=first + index, setting=PORTS_SETTING) for index in range(count)
+        )
+        return (ListenPort(name="http", port=self.http, setting=PORTS_SETTING), *side_channels)
 
 
 def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap) -> tuple[EnginePlan, LaunchUnit]:
@@ -175,13 +175,16 @@ def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap
         store=ports.block(node.name, mooncake.TRANSFER_PORTS_PER_CLIENT * sizes.ranks) if joins_pool else None,
     )
     host = node.address if shared.one_node else "0.0.0.0"
-    url = f"http://{node.address}:{own.http}"
+    url = f"http://{url_host(node.address)}:{own.http}"
     unit = LaunchUnit(
         name=placed.name,
         node=node.name,
         argv=engine_argv.server_argv(shared.abilities.python, {**args, "host": host, "port": own.http}),
         env=_engine_environment(placed, own, shared),
+        unset_env=engine_env.UNSET_FOR_ENGINES,
+        cwd=shared.facts.job_dir,
         ports=own.listens,
+        port_ranges=store_port_ranges(*own.store) if own.store else (),
         probe=HttpProbe(url=f"{url}/health"),
         start_stage=STAGE_ENGINES,
         ready_timeout_s=shared.spec.launch.ready_timeout,
@@ -206,7 +209,6 @@ def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> d
         rpc_dir=str(shared.facts.socket_dir / placed.name),
         side_channel_port=own.side_channel[0] if own.side_channel else None,
     )
-    env |= shared.layout.env
     if own.side_channel is not None:
         env |= shared.ucx
     if own.store is not None:
@@ -219,12 +221,12 @@ def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> d
     if placed.cores:
         env["VLLM_CPU_OMP_THREADS_BIND"] = engine_env.cpu_binding(placed.cores)
     if placed.gpus:
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, placed.gpus))
+        env["CUDA_VISIBLE_DEVICES"] = ",".join(placed.gpus)
     return dict(sorted((env | placed.role.env).items()))
 
 
 def _role_file(role: RoleConfig, args: JsonDict, job_dir: Path) -> PlannedFile:
-    """What every replica of the role gets; a launcher on many nodes picks the file of its role."""
+    """What every replica of the role gets, apart from its own address and ports."""
     text = json.dumps({"role": role.role, "arguments": args}, indent=2, sort_keys=True) + "\n"
     return PlannedFile(path=job_dir / f"inference-{role.role}.json", text=text)
 

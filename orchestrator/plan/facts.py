@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from connectors.layout import Attention
+from connectors.mooncake import EPHEMERAL_PORTS_FROM
 from connectors.types import EngineAbilities
 
 
@@ -20,9 +21,22 @@ class NodeFacts:
     cores: tuple[int, ...]
     """CPU cores that processes of this job may use."""
     gpus: int
+    """How many GPUs processes of this job may use."""
     memory_bytes: int
+    """What its processes may use together: the machine's memory, or the limit of the group they run in."""
     nvlink: bool | None
     """Whether its GPUs see each other by NVLink; None where nobody could tell."""
+    visible_gpus: tuple[str, ...] | None = None
+    """Ids of those GPUs as CUDA_VISIBLE_DEVICES takes them, where the launching environment names them; None: it does
+    not, and they count from 0."""
+    bf16: bool = True
+    """Whether its CPU computes in bfloat16 itself; otherwise that is emulated, about ten times slower than float32."""
+    outgoing_ports_from: int = EPHEMERAL_PORTS_FROM
+    """First port that the kernel may give to an outgoing connection."""
+
+    @property
+    def gpu_ids(self) -> tuple[str, ...]:
+        return tuple(map(str, range(self.gpus))) if self.visible_gpus is None else self.visible_gpus
 
 
 @dataclass(frozen=True, kw_only=True)

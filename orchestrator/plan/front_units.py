@@ -13,17 +13,19 @@ from monitoring.dashboards.overview import overview
 from monitoring.rules import plan_rules
 from monitoring.scrape import Target, prometheus_config
 from monitoring.stack import grafana_provisioning, prometheus_argv
+from orchestrator.plan.addresses import url_host
 from orchestrator.plan.engine_units import handoff_lease_s
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.pool_units import STAGE_FRONT
-from orchestrator.plan.port_map import PortMap
+from orchestrator.plan.port_map import PORTS_SETTING, PortMap
 from orchestrator.plan.types import EnginePlan, PoolPlan, RouterPlan
-from orchestrator.spec.job import JobSpec, PolicyName
+from orchestrator.spec.job import ROUTER_DEFAULTS, JobSpec
 from router.settings import EngineEndpoint, PolicySettings, RoundRobin, RouterSettings, StickyLeastLoaded
 
-EVERY_INTERFACE = ("0.0.0.0", "::")
 ROUTER_READY_S = 30.0
 PROMETHEUS_READY_S = 30.0
+DRAIN_SHARE = 0.8
+"""Of launch.stop_grace: how long a router that was asked to stop lets open requests finish."""
 TOKEN_VARIABLE = "HEADRACE_TOKEN_FILE"
 
 
@@ -45,6 +47,8 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
     """One router on the head node. It starts frozen; the control plane opens its gate."""
     head = facts.nodes[0]
     one_node = len(facts.nodes) == 1
+    # A router that is killed while it drains answers nobody; it must be done before the launcher's patience is.
+    drain_s = min(ROUTER_DEFAULTS["shutdown_grace_s"].default, spec.launch.stop_grace * DRAIN_SHARE)
     settings = RouterSettings(
         job=spec.name,
         host=spec.router.host or (head.address if one_node else "0.0.0.0"),
@@ -56,24 +60,26 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         handoff_lease_s=handoff_lease_s(spec),
         retries=spec.router.retries,
         request_timeout_s=spec.router.request_timeout,
+        shutdown_grace_s=drain_s,
     )
     config = facts.job_dir / "router.json"
     token = str(facts.job_dir / "token")
-    reached_at = head.address if settings.host in EVERY_INTERFACE else settings.host
     plan = RouterPlan(
-        url=f"http://{reached_at}:{settings.port}",
-        internal_url=f"http://{settings.internal_host}:{settings.internal_port}",
+        url=f"http://{url_host(_reached_at(settings.host, head.address))}:{settings.port}",
+        internal_url=f"http://{url_host(settings.internal_host)}:{settings.internal_port}",
         config_file=str(config),
         token_file=token,
     )
     unit = LaunchUnit(
         name="router",
         node=head.name,
-        argv=(facts.headrace_python, "-m", "router.main", "--config", str(config)),
+        # -P: a folder named router where it is started must not be run instead.
+        argv=(facts.headrace_python, "-P", "-m", "router.main", "--config", str(config)),
         env={TOKEN_VARIABLE: token},
+        cwd=facts.job_dir,
         ports=(
-            ListenPort(name="http", port=settings.port),
-            ListenPort(name="internal", port=settings.internal_port),
+            ListenPort(name="http", port=settings.port, setting="router.port"),
+            ListenPort(name="internal", port=settings.internal_port, setting=PORTS_SETTING),
         ),
         probe=HttpProbe(url=f"{plan.url}/health"),
         start_stage=STAGE_FRONT,
@@ -85,8 +91,15 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
     )
 
 
-def _policy(name: PolicyName, session_idle_s: float) -> PolicySettings:
-    if name == "round_robin":
+def _reached_at(host: str, head: str) -> str:
+    """Where clients find a router that listens on `host`. A socket on "::" takes IPv6 connections alone."""
+    if host == "::":
+        return head if ":" in head else "::1"
+    return head if host == "0.0.0.0" else host
+
+
+def _policy(name: str, session_idle_s: float) -> PolicySettings:
+    if name == RoundRobin().type:
         return RoundRobin()
     return StickyLeastLoaded(session_idle_s=session_idle_s)
 
@@ -105,7 +118,8 @@ def plan_monitoring(
     folder = facts.job_dir / "monitoring"
     head = facts.nodes[0]
     port = ports.one(head.name)
-    url = f"http://{head.address}:{port}"
+    host = url_host(head.address)
+    url = f"http://{host}:{port}"
     interval = spec.monitoring.scrape_interval
     config, rules = folder / "prometheus.yml", folder / "plan.rules.yml"
     files = [
@@ -121,9 +135,10 @@ def plan_monitoring(
         name="prometheus",
         node=head.name,
         argv=prometheus_argv(
-            facts.tools.prometheus, str(config), str(folder / "data"), head.address, port, spec.monitoring.retention
+            facts.tools.prometheus, str(config), str(folder / "data"), host, port, spec.monitoring.retention
         ),
-        ports=(ListenPort(name="http", port=port),),
+        cwd=facts.job_dir,
+        ports=(ListenPort(name="http", port=port, setting=PORTS_SETTING),),
         probe=HttpProbe(url=f"{url}/-/ready"),
         start_stage=STAGE_FRONT,
         ready_timeout_s=PROMETHEUS_READY_S,

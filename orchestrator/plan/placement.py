@@ -22,7 +22,7 @@ class Placed:
     name: str
     role: RoleConfig
     node: NodeFacts
-    gpus: tuple[int, ...]
+    gpus: tuple[str, ...]
     cores: tuple[tuple[int, ...], ...]
 
 
@@ -30,15 +30,21 @@ class Placed:
 class Placement:
     engines: tuple[Placed, ...]
     complaints: tuple[Complaint, ...]
+    """What has no room. Without `must_fit` it stands among `engines` all the same, on GPUs that others have."""
 
 
 def place(
-    roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], *, platform: Platform, share_gpus: bool
+    roles: Sequence[RoleConfig],
+    nodes: Sequence[NodeFacts],
+    *,
+    platform: Platform,
+    share_gpus: bool,
+    must_fit: bool,
 ) -> Placement:
     """Place every replica, in the order of roles and replicas."""
     if platform == "cpu":
         return _place_on_cores(roles, nodes)
-    return _place_on_gpus(roles, nodes, share_gpus)
+    return _place_on_gpus(roles, nodes, share_gpus=share_gpus, must_fit=must_fit)
 
 
 def _replicas(roles: Sequence[RoleConfig]) -> list[tuple[str, RoleConfig]]:
@@ -71,7 +77,9 @@ def _core_groups(cores: Sequence[int], ranks: int) -> list[tuple[int, ...]]:
     return [(cores[rank % len(cores)],) for rank in range(ranks)]
 
 
-def _place_on_gpus(roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], share_gpus: bool) -> Placement:
+def _place_on_gpus(
+    roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], *, share_gpus: bool, must_fit: bool
+) -> Placement:
     used = {node.name: 0 for node in nodes}
     placed: list[Placed] = []
     complaints: list[Complaint] = []
@@ -82,9 +90,11 @@ def _place_on_gpus(roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], shar
             node = min((node for node in nodes if node.gpus >= need), key=lambda node: used[node.name], default=None)
         if node is None:
             complaints.append(_no_room(role, need, nodes))
-            continue
-        first = used[node.name]
-        gpus = tuple((first + index) % node.gpus for index in range(need))
+            if must_fit:
+                continue
+            node = min(nodes, key=lambda node: used[node.name])
+        first, ids = used[node.name], node.gpu_ids
+        gpus = tuple(ids[(first + index) % len(ids)] for index in range(min(need, len(ids))))
         used[node.name] += need
         placed.append(Placed(name=name, role=role, node=node, gpus=gpus, cores=()))
     return Placement(engines=tuple(placed), complaints=tuple(dict.fromkeys(complaints)))
@@ -100,5 +110,5 @@ def _no_room(role: RoleConfig, need: int, nodes: Sequence[NodeFacts]) -> Complai
         mend = "lower the parallel sizes; an engine that spans nodes cannot be planned yet"
     else:
         problem = f"{role.replicas} engines of {need} GPUs do not fit into {sum(node.gpus for node in nodes)} GPUs"
-        mend = "lower replicas, add nodes, or set launch.share_gpus = true for a trial"
+        mend = "lower replicas, or set launch.share_gpus = true for a trial"
     return Complaint(field=f"roles.{role.role}.replicas", problem=problem, mend=mend)

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from connectors import store_argv
-from connectors.layout import LAYOUT_VARIABLE
-from connectors.mooncake import TRANSFER_PORTS_PER_CLIENT, derive_cache_prefix
+from connectors.engine_env import UNSET_FOR_STORE
+from connectors.layout import LAYOUT_VARIABLES
+from connectors.mooncake import TRANSFER_PORTS_PER_CLIENT, derive_cache_prefix, transfer_port_ranges
 from connectors.types import EngineAbilities
-from deploy.unit import LaunchUnit, ListenPort, ListenProbe, MetricProbe
+from deploy.unit import LaunchUnit, ListenPort, ListenProbe, MetricProbe, PortRange
+from orchestrator.plan.addresses import url_host
 from orchestrator.plan.facts import ClusterFacts, NodeFacts
 from orchestrator.plan.placement import Placed
-from orchestrator.plan.port_map import PortMap
+from orchestrator.plan.port_map import PORTS_SETTING, PortMap
 from orchestrator.plan.resolve import RoleConfig
 from orchestrator.plan.types import PoolPlan, StorageClientPlan
 from orchestrator.spec.job import JobSpec
@@ -32,6 +34,8 @@ class Lender:
     node: NodeFacts
     num_bytes: int
     disk: DiskTier | None
+    role: RoleConfig | None
+    """Whose block it is; None: the trainer's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +76,13 @@ def plan_pool(
             disk_tier=any(lender.disk is not None for lender in lenders),
             extra_flags=spec.pool.master_flags,
         )
-        master_address = f"{head.address}:{settings.rpc_port}"
-        metrics_url = f"http://{head.address}:{settings.metrics_port}/metrics"
-        units.append(_master_unit(spec, head, settings))
+        master_address = f"{url_host(head.address)}:{settings.rpc_port}"
+        metrics_url = f"http://{url_host(head.address)}:{settings.metrics_port}/metrics"
+        units.append(_master_unit(spec, head, settings, facts))
     mounted = 0
     for lender in lenders:
         mounted += lender.num_bytes
-        units.append(_client_unit(spec, lender, master_address, metrics_url, mounted, abilities, ports))
+        units.append(_client_unit(spec, lender, master_address, metrics_url, mounted, facts, abilities, ports))
     plan = PoolPlan(
         master_address=master_address,
         metrics_url=metrics_url,
@@ -106,12 +110,13 @@ def _find_lenders(
         for index, node in enumerate(nodes):
             name = f"storage-{role.role}-{index}"
             amount = int(role.offload.cpu.num_bytes)
-            lenders.append(Lender(name=name, node=node, num_bytes=amount, disk=role.offload.disk))
+            lenders.append(Lender(name=name, node=node, num_bytes=amount, disk=role.offload.disk, role=role))
     if spec.trainer_storage is not None:
         amount = int(spec.trainer_storage.num_bytes)
         names = spec.trainer_storage.nodes or (facts.nodes[0].name,)
         for index, node in enumerate(node for node in facts.nodes if node.name in names):
-            lenders.append(Lender(name=f"storage-trainer-{index}", node=node, num_bytes=amount, disk=None))
+            name = f"storage-trainer-{index}"
+            lenders.append(Lender(name=name, node=node, num_bytes=amount, disk=None, role=None))
     return lenders
 
 
@@ -132,18 +137,34 @@ def _identity(
         "revision": spec.model.revision,
         "files": facts.model.fingerprint,
         **{name: engine.get(name) for name in names},
-        "layout": (abilities.vllm_version, abilities.platform, pooled[0].env.get(LAYOUT_VARIABLE)),
+        "layout": (
+            abilities.vllm_version,
+            abilities.platform,
+            *(pooled[0].env.get(name) for name in LAYOUT_VARIABLES),
+        ),
     }
 
 
-def _master_unit(spec: JobSpec, head: NodeFacts, settings: store_argv.MasterSettings) -> LaunchUnit:
+def store_port_ranges(first: int, count: int) -> tuple[PortRange, ...]:
+    """The ports of store clients, as ranges that must have room for what they take."""
+    return tuple(
+        PortRange(name=ports.name, first=ports.first, count=ports.count, needed=ports.needed, setting=PORTS_SETTING)
+        for ports in transfer_port_ranges(first, count)
+    )
+
+
+def _master_unit(
+    spec: JobSpec, head: NodeFacts, settings: store_argv.MasterSettings, facts: ClusterFacts
+) -> LaunchUnit:
     return LaunchUnit(
         name="mooncake-master",
         node=head.name,
         argv=store_argv.master_argv(settings),
+        unset_env=UNSET_FOR_STORE,
+        cwd=facts.job_dir,
         ports=(
-            ListenPort(name="rpc", port=settings.rpc_port),
-            ListenPort(name="metrics", port=settings.metrics_port),
+            ListenPort(name="rpc", port=settings.rpc_port, setting=PORTS_SETTING),
+            ListenPort(name="metrics", port=settings.metrics_port, setting=PORTS_SETTING),
         ),
         probe=ListenProbe(port=settings.rpc_port),
         start_stage=STAGE_MASTER,
@@ -158,6 +179,7 @@ def _client_unit(
     master_address: str,
     metrics_url: str | None,
     mounted: int,
+    facts: ClusterFacts,
     abilities: EngineAbilities,
     ports: PortMap,
 ) -> LaunchUnit:
@@ -182,7 +204,10 @@ def _client_unit(
         node=lender.node.name,
         argv=store_argv.client_argv(settings),
         env=store_argv.client_environment(settings),
-        ports=(ListenPort(name="service", port=settings.port),),
+        unset_env=UNSET_FOR_STORE,
+        cwd=facts.job_dir,
+        ports=(ListenPort(name="service", port=settings.port, setting=PORTS_SETTING),),
+        port_ranges=store_port_ranges(*settings.transfer_ports),
         probe=probe,
         start_stage=STAGE_STORAGE,
         ready_timeout_s=MASTER_READY_S + PIN_S_PER_TIB * lender.num_bytes / 2**40,

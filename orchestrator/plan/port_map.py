@@ -1,8 +1,9 @@
 """Every TCP port of every process, decided before anything starts (field case A29).
 
-A job gets a block of ports of its own, by its name, below the kernel's ephemeral range: outgoing connections of other
-programs never take them, and Mooncake ignores ranges that reach into it. Blocks that another recorded job has planned
-are passed over. Ports only have to differ on one node, so each node counts through the block on its own.
+A job gets a block of ports of its own, by its name and its owner's folders, below the kernel's ephemeral range:
+outgoing connections of other programs never take them, and Mooncake ignores ranges that reach into it. Blocks that
+another recorded job has planned are passed over. Ports only have to differ on one node, so each node counts through
+the block on its own.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from connectors.mooncake import EPHEMERAL_PORTS_FROM
 
 FIRST_PORT = 10240
 BLOCK_PORTS = 512
+PORTS_SETTING = "ports.base"
+"""The job file's field that moves everything handed out here."""
 
 
 class PortsExhausted(Exception):
@@ -23,9 +26,10 @@ class PortsExhausted(Exception):
 class PortMap:
     """Hands out ports node by node, in the order asked."""
 
-    def __init__(self, *, job: str, user_base: int | None, reserved: frozenset[int], taken: frozenset[int]) -> None:
-        """`taken`: ports that the user fixed, which are passed over."""
-        self.base = user_base if user_base is not None else _block_base(job, reserved)
+    def __init__(self, *, owner: str, user_base: int | None, reserved: frozenset[int], taken: frozenset[int]) -> None:
+        """`owner`: what sets this job apart from every other of the node, those of other users and state folders
+        included, about whose ports nothing is known. `taken`: ports that the user fixed, which are passed over."""
+        self.base = user_base if user_base is not None else _block_base(owner, reserved)
         self._avoid = reserved | taken
         self._next: dict[str, int] = defaultdict(lambda: self.base)
 
@@ -52,9 +56,9 @@ class PortMap:
         return first, count
 
 
-def _block_base(job: str, reserved: frozenset[int]) -> int:
+def _block_base(owner: str, reserved: frozenset[int]) -> int:
     blocks = (EPHEMERAL_PORTS_FROM - FIRST_PORT) // BLOCK_PORTS
-    start = int.from_bytes(hashlib.sha256(job.encode()).digest()[:4], "big") % blocks
+    start = int.from_bytes(hashlib.sha256(owner.encode()).digest()[:4], "big") % blocks
     for step in range(blocks):
         base = FIRST_PORT + (start + step) % blocks * BLOCK_PORTS
         if not reserved & set(range(base, base + BLOCK_PORTS)):

@@ -13,6 +13,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from connectors.chain import ChainReading, read_transfer_config
 from connectors.engine_argv import parallel_sizes
 from connectors.types import JsonDict, ParallelSizes, Role
 from orchestrator.errors import Complaint
@@ -31,12 +32,19 @@ class RoleConfig:
     role: Role
     replicas: int
     engine: JsonDict
-    """vLLM arguments as the user set them; kv_transfer_config apart."""
+    """vLLM arguments as the user set them, and, from `effective.py` on, with what was chosen; kv_transfer_config
+    apart."""
     transfer_override: JsonDict | None
     """An explicit engine.kv_transfer_config, which wins over the composed chain."""
     sizes: ParallelSizes
     env: dict[str, str]
     offload: MooncakeOffload | NativeOffload | NoOffload
+    """Where its KV really goes: an explicit transfer config without the block's connector uses none of the block."""
+
+    @property
+    def reading(self) -> ChainReading | None:
+        """What an explicit transfer config does; None where the chain is composed."""
+        return None if self.transfer_override is None else read_transfer_config(self.transfer_override)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,11 +77,21 @@ def resolve_roles(spec: JobSpec) -> Resolved:
                     transfer_override=override,
                     sizes=sizes,
                     env=env,
-                    offload=offload,
+                    offload=_used_offload(offload, override),
                 )
             )
         complaints += found
     return Resolved(roles=tuple(roles), complaints=tuple(dict.fromkeys(complaints)))
+
+
+def _used_offload(
+    offload: MooncakeOffload | NativeOffload | NoOffload, override: JsonDict | None
+) -> MooncakeOffload | NativeOffload | NoOffload:
+    if override is None:
+        return offload
+    reading = read_transfer_config(override)
+    used = {"mooncake": reading.joins_pool, "native": reading.has_native_tier, "none": True}
+    return offload if used[offload.type] else NoOffload()
 
 
 def engine_field(spec: JobSpec, role: Role, name: str) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from connectors.chain import connectors_named
-from connectors.engine_argv import OWNED_ARGUMENTS
+from connectors import nixl
+from connectors.chain import ChainReading
+from connectors.engine_argv import OWNED_ARGUMENTS, abbreviated
 from connectors.engine_env import OWNED_ENVIRONMENT
-from orchestrator.plan.resolve import engine_field, env_field
+from orchestrator.plan.resolve import RoleConfig, engine_field, env_field
 from orchestrator.plan.rules_base import CheckInput, error, offload_field, warning
 from orchestrator.plan.types import Finding
+from orchestrator.spec.offload import MooncakeOffload
 
 
 def engine_installed(given: CheckInput) -> Iterator[Finding]:
@@ -58,6 +60,8 @@ def owned_arguments(given: CheckInput) -> Iterator[Finding]:
                 yield error(field, "is vLLM's spelling of a switch", f"write {known.removeprefix('no_')} = false")
             elif "-" in name:
                 yield error(field, "has dashes; names stand here with underscores", f"write {known}")
+            elif whole := abbreviated(name):
+                yield error(field, f"is a beginning of {whole}, which vLLM takes for it", "write the whole name")
 
 
 def owned_environment(given: CheckInput) -> Iterator[Finding]:
@@ -74,35 +78,87 @@ def engine_can(given: CheckInput) -> Iterator[Finding]:
     abilities = given.abilities
     version = f"vLLM {abilities.vllm_version} ({abilities.python})"
     for role in given.pooled:
-        if role.name != "prefill" and role.offload.save_decode_cache and not abilities.save_decode_cache:
+        composed = role.config.transfer_override is None
+        if composed and role.name != "prefill" and role.offload.save_decode_cache and not abilities.save_decode_cache:
             field = offload_field(given, role.config, "save_decode_cache")
             problem = f"is true, and the MooncakeStoreConnector of {version} has no save_decode_cache"
             mend = "set it to false (the next turn then recomputes what was generated), or install vLLM 0.32"
             yield error(field, problem, mend)
     if not abilities.scale_out_flag:
         yield warning("launch.python", f"{version} has no --enable-scale-out", "/inference/v1/generate may be missing")
+
+
+def token_route_open(given: CheckInput) -> Iterator[Finding]:
+    """[A42] The router serves the token route, and engines answer it with 403 unless told otherwise."""
+    for role in given.roles:
+        if role.engine.get("enable_scale_out") is False:
+            field = engine_field(given.spec, role.role, "enable_scale_out")
+            problem = "is false: without --enable-scale-out /inference/v1/generate answers 403"
+            yield error(field, problem, "drop it")
+
+
+def one_handoff_lease(given: CheckInput) -> Iterator[Finding]:
+    """[A39] A handoff that the router believes in longer than the engine keeps it is read wrong, without an error."""
+    promised, abilities = int(given.spec.handoff.lease), given.abilities
     if given.split and not abilities.handoff_lease:
-        problem = f"is {given.spec.handoff.lease:g} s, and {version} does not read kv_lease_duration"
-        yield warning("handoff.lease", problem, "set it to no more than that version's own lease")
+        if promised != nixl.DEFAULT_LEASE_S:
+            version = f"vLLM {abilities.vllm_version} ({abilities.python})"
+            problem = f"is {promised} s, and {version} keeps a handoff for {nixl.DEFAULT_LEASE_S} s whatever it is told"
+            yield error("handoff.lease", problem, f'set it to "{nixl.DEFAULT_LEASE_S}s"')
+        return
+    for role in given.split:
+        reading = role.reading
+        if reading is not None and reading.has_handoff and reading.lease != promised:
+            field = engine_field(given.spec, role.role, "kv_transfer_config")
+            problem = f"{_said_lease(reading)}, and the router goes by handoff.lease, which is {promised} s"
+            mend = f"set kv_lease_duration = {promised} in NixlConnector's kv_connector_extra_config"
+            if isinstance(reading.lease, int) and not isinstance(reading.lease, bool):
+                mend = f'set handoff.lease = "{reading.lease}s", or {mend}'
+            yield error(field, problem, mend)
+
+
+def _said_lease(reading: ChainReading) -> str:
+    if reading.lease_named:
+        return f"has kv_lease_duration {reading.lease!r}"
+    return f"has no kv_lease_duration, so vLLM's default of {reading.lease} s rules"
 
 
 def explicit_transfer_config(given: CheckInput) -> Iterator[Finding]:
     for role in given.roles:
-        if role.transfer_override is None:
+        reading = role.reading
+        if role.transfer_override is None or reading is None:
             continue
-        names = connectors_named(role.transfer_override)
         field = engine_field(given.spec, role.role, "kv_transfer_config")
-        problem = f"replaces the composed chain of {role.role} by {', '.join(names) or 'no connector'}"
+        problem = f"replaces the composed chain of {role.role} by {', '.join(reading.connectors) or 'no connector'}"
+        problem += _consequence(given, role, reading)
         yield warning(field, problem, "drop it to let Headrace compose the chain")
+        if reading.joins_pool and not isinstance(role.offload, MooncakeOffload):
+            problem = f"joins a pool, and kv_offload of {role.role} names none"
+            yield error(field, problem, 'set kv_offload.type = "mooncake" for the role, or drop that connector')
         if role.transfer_override.get("kv_load_failure_policy") is None and given.abilities.load_failure_policy:
             problem = "does not state kv_load_failure_policy; vLLM's default fails a request whose block was evicted"
             yield warning(field, problem, 'add kv_load_failure_policy = "recompute"')
+
+
+def _consequence(given: CheckInput, role: RoleConfig, reading: ChainReading) -> str:
+    """What a role that its block or the fleet asks for then lacks."""
+    lacks = [] if reading.joins_pool or given.spec.kv_offload == "none" else ["the pool"]
+    lacks += ["a handoff"] if role.role != "colocated" and not reading.has_handoff else []
+    return f"; {role.role} then has no part in {' nor '.join(lacks)}" if lacks else ""
 
 
 def later_versions(given: CheckInput) -> Iterator[Finding]:
     if given.spec.weights is not None:
         problem = "in-place weight updates are not driven by this version"
         yield warning("weights", problem, "the section is checked, then unused")
+
+
+def launched_here(given: CheckInput) -> Iterator[Finding]:
+    if given.spec.launch.backend != "local":
+        nodes = len(given.facts.nodes)
+        own = "this machine's one node" if nodes == 1 else f"{nodes} nodes"
+        problem = f"planned for {own}; {given.spec.launch.backend} is not launched by this version"
+        yield warning("launch.backend", problem, 'set launch.backend = "local" to start it here')
 
 
 RULES = (
@@ -112,6 +168,9 @@ RULES = (
     owned_arguments,
     owned_environment,
     engine_can,
+    token_route_open,
+    one_handoff_lease,
     explicit_transfer_config,
+    launched_here,
     later_versions,
 )

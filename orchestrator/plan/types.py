@@ -31,7 +31,8 @@ class EnginePlan:
     role: Role
     node: str
     url: str
-    gpus: tuple[int, ...]
+    gpus: tuple[str, ...]
+    """Their ids, as CUDA_VISIBLE_DEVICES takes them."""
     cores: tuple[tuple[int, ...], ...]
     """Per rank, where engines are bound to cores."""
     joins_pool: bool

@@ -1,21 +1,23 @@
 """The job file: what a user asks for. `load.py` reads it; `orchestrator/plan` turns it into a plan.
 
-Every default of a job lives here, once. Validators check and do not rewrite: filling in is the planner's work.
+Every default of a job lives here, once; those of the router stand in its settings. Validators check and do not
+rewrite: filling in is the planner's work.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BeforeValidator, ByteSize, Field
 
+from connectors.mooncake import EPHEMERAL_PORTS_FROM
 from orchestrator.spec.base import SpecModel
-from orchestrator.spec.quantity import Port, PositiveBytes, Seconds
+from orchestrator.spec.quantity import Host, Port, PositiveBytes, Seconds
+from router.settings import PolicySettings, RouterSettings, StickyLeastLoaded
 
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
 RoleName = Literal["prefill", "decode", "colocated"]
-PolicyName = Literal["sticky_least_loaded", "round_robin"]
 FlagValue = str | int | float | bool
 
 
@@ -28,6 +30,18 @@ def _table_or(*words: str) -> Callable[[object], object]:
         raise ValueError(f"must be a table or {' or '.join(map(repr, words))}")
 
     return check
+
+
+ROUTER_DEFAULTS = RouterSettings.model_fields
+_POLICIES = tuple(
+    get_args(policy.model_fields["type"].annotation)[0] for policy in get_args(get_args(PolicySettings)[0])
+)
+
+
+def _policy_name(value: object) -> object:
+    if value in _POLICIES:
+        return value
+    raise ValueError(f"must be {' or '.join(map(repr, _POLICIES))}")
 
 
 def _flag_value(value: object) -> object:
@@ -98,13 +112,13 @@ class TrainerStorageSpec(SpecModel):
 
 class RouterSpec(SpecModel):
     port: Port = 8000
-    host: str | None = None
+    host: Host | None = None
     """Address to listen on: loopback on a one-node job, every interface otherwise, when left out."""
-    policy: PolicyName = "sticky_least_loaded"
-    session_idle: Seconds = 600.0
+    policy: Annotated[str, BeforeValidator(_policy_name)] = ROUTER_DEFAULTS["policy"].default.type
+    session_idle: Seconds = StickyLeastLoaded().session_idle_s
     """A session without an open request is forgotten after this."""
-    request_timeout: Seconds = 7200.0
-    retries: Annotated[int, Field(ge=0, le=10)] = 1
+    request_timeout: Seconds = ROUTER_DEFAULTS["request_timeout_s"].default
+    retries: Annotated[int, Field(ge=0, le=10)] = ROUTER_DEFAULTS["retries"].default
 
 
 class HandoffSpec(SpecModel):
@@ -113,6 +127,9 @@ class HandoffSpec(SpecModel):
     lease: Annotated[Seconds, Field(ge=6)] = 30.0
     """How long a prefill engine keeps a handoff that was not fetched. vLLM counts whole seconds and sends heartbeats
     every sixth of it, so 6 seconds is the least."""
+    transport: Literal["auto", "tcp", "rdma"] = "auto"
+    """How prefill and decode reach each other between nodes. "auto": RDMA where pool.protocol is "rdma", otherwise what
+    UCX finds best."""
     num_threads: Annotated[int, Field(ge=1, le=64)] = 1
     """UCX worker threads of each engine rank. Each takes network resources of its own."""
     nvlink: bool | None = None
@@ -135,19 +152,21 @@ class LaunchSpec(SpecModel):
     """Let replicas share GPUs when there are too few (for trials on a small machine)."""
     ready_timeout: Seconds = 900.0
     """How long one engine may take to serve."""
-    stop_grace: Seconds = 15.0
+    stop_grace: Seconds = 5.0
     """Seconds between SIGTERM and SIGKILL."""
 
 
 class PortsSpec(SpecModel):
-    base: Annotated[int, Field(ge=1024, lt=32768)] | None = None
+    base: Annotated[int, Field(ge=1024, lt=EPHEMERAL_PORTS_FROM)] | None = None
     """First port of the job's block, below the kernel's ephemeral range; derived from the job's name when left out."""
 
 
 class MonitoringSpec(SpecModel):
     enabled: bool = True
-    scrape_interval: Seconds = 5.0
-    retention: str = "7d"
+    scrape_interval: Annotated[Seconds, Field(ge=1)] = 5.0
+    """At least 1 second."""
+    retention: Annotated[str, Field(pattern=r"^[1-9][0-9]*(m|h|d|w|y)$")] = "7d"
+    """How long Prometheus keeps what it scraped: a number with m, h, d, w or y."""
 
 
 class ChecksSpec(SpecModel):
@@ -164,7 +183,8 @@ class JobSpec(SpecModel):
     """Lower-case letters, digits and dashes, at most 63 characters."""
     model: ModelSpec
     engine: dict[str, Any] = Field(default_factory=dict)
-    """vLLM arguments under vLLM's own names, with underscores; unknown ones pass through."""
+    """vLLM arguments under vLLM's own names, with underscores; unknown ones pass through. Write paths among them
+    absolute: engines run in the job's folder."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment of all engines."""
     kv_offload: Annotated[dict[str, Any] | Literal["none"], BeforeValidator(_table_or("none"))] = "none"

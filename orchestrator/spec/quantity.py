@@ -1,12 +1,14 @@
-"""Sizes and durations as people write them in a job file. Used by the models of this folder."""
+"""Sizes, durations and addresses as people write them in a job file. Used by the models of this folder."""
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from typing import Annotated
 
 from pydantic import BeforeValidator, ByteSize, Field
 
+_HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
@@ -20,6 +22,24 @@ def parse_duration_s(value: object) -> object:
         raise ValueError(f"{value!r} is no duration; write seconds as a number, or a number with ms, s, m, h or d")
     return float(match[1]) * _UNITS_S[match[2]]
 
+
+def check_host(value: object) -> object:
+    """An IP address or a host name that can stand in a URL."""
+    if isinstance(value, str) and _is_host(value):
+        return value
+    raise ValueError("must be an IP address or a host name, without scheme, port or brackets")
+
+
+def _is_host(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        # What has only digits and dots was meant to be an address.
+        return _HOST_NAME.fullmatch(text) is not None and not set(text) <= set("0123456789.")
+    return "%" not in text
+
+
+Host = Annotated[str, BeforeValidator(check_host)]
 
 Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, allow_inf_nan=False)]
 """A positive duration, kept in seconds."""

@@ -12,33 +12,47 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS jobs (
-    name TEXT PRIMARY KEY,
-    run_id TEXT NOT NULL,
-    directory TEXT NOT NULL,
-    socket_dir TEXT NOT NULL,
-    plan TEXT NOT NULL,
-    phase TEXT NOT NULL,
-    reason TEXT NOT NULL,
-    created_at REAL NOT NULL,
-    phase_at REAL NOT NULL
-);
-CREATE TABLE IF NOT EXISTS units (
-    job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
-    run_id TEXT NOT NULL,
-    name TEXT NOT NULL,
-    node TEXT NOT NULL,
-    pid INTEGER NOT NULL,
-    start_ticks INTEGER NOT NULL,
-    boot_id TEXT NOT NULL,
-    log TEXT NOT NULL,
-    started_at REAL NOT NULL,
-    ready_at REAL,
-    PRIMARY KEY (job, name)
-);
-"""
+from orchestrator.errors import HeadraceError
+
+SCHEMA = (
+    """
+    CREATE TABLE IF NOT EXISTS jobs (
+        name TEXT PRIMARY KEY,
+        run_id TEXT NOT NULL,
+        directory TEXT NOT NULL,
+        socket_dir TEXT NOT NULL,
+        plan TEXT NOT NULL,
+        phase TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        created_at REAL NOT NULL,
+        phase_at REAL NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS units (
+        job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
+        run_id TEXT NOT NULL,
+        name TEXT NOT NULL,
+        node TEXT NOT NULL,
+        pid INTEGER NOT NULL,
+        start_ticks INTEGER NOT NULL,
+        boot_id TEXT NOT NULL,
+        log TEXT NOT NULL,
+        started_at REAL NOT NULL,
+        ready_at REAL,
+        PRIMARY KEY (job, name)
+    )
+    """,
+)
 BUSY_TIMEOUT_S = 10.0
+
+
+class StateUnusable(HeadraceError):
+    """The state folder, or a file in it, cannot be read or written: the user mends it or names another folder."""
+
+    def __init__(self, path: Path, cause: object) -> None:
+        mend = "make the folder readable and writable, or set HEADRACE_HOME to another one"
+        super().__init__(f"the state in {path} cannot be used: {cause}; {mend}")
 
 
 def home_folder() -> Path:
@@ -51,29 +65,47 @@ def home_folder() -> Path:
 
 
 class Database:
-    """Opens a connection per transaction: callers may live in any thread or process."""
+    """Opens a connection per transaction: callers may live in any thread or process.
+
+    Raises:
+        StateUnusable: the folder or the file cannot be used; so do all transactions.
+    """
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = home / "headrace.db"
+        try:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            # Plans hold the environment of engines, which may hold secrets.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        except OSError as error:
+            raise StateUnusable(home, error.strerror or error) from error
         with self.transaction() as connection:
-            connection.executescript(SCHEMA)
+            for statement in SCHEMA:
+                connection.execute(statement)
+
+    def connect(self) -> sqlite3.Connection:
+        """A connection outside any transaction, for its caller to close."""
+        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA foreign_keys = ON")
+        return connection
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """One transaction; committed at the end, rolled back on an exception."""
-        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        connection: sqlite3.Connection | None = None
         try:
-            connection.row_factory = sqlite3.Row
-            connection.execute("PRAGMA foreign_keys = ON")
+            connection = self.connect()
             connection.execute("BEGIN IMMEDIATE")
             yield connection
-            if connection.in_transaction:
-                connection.execute("COMMIT")
-        except BaseException:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            connection.execute("COMMIT")
+        except sqlite3.DatabaseError as error:
+            # Its other kinds speak of a statement that is wrong, which is our mistake.
+            if type(error) in (sqlite3.OperationalError, sqlite3.DatabaseError):
+                raise StateUnusable(self._path, error) from error
             raise
         finally:
-            connection.close()
+            # A connection that is closed before its COMMIT rolls back.
+            if connection is not None:
+                connection.close()

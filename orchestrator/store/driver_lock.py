@@ -10,6 +10,8 @@ import os
 import time
 from pathlib import Path
 
+from orchestrator.store.database import StateUnusable
+
 RETRY_EVERY_S = 0.1
 
 
@@ -21,37 +23,53 @@ class DriverLock:
         self._fd: int | None = None
 
     def acquire(self, wait_s: float = 0.0) -> bool:
-        """Whether the lock was had within `wait_s` seconds."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """Whether the lock was had within `wait_s` seconds.
+
+        Raises:
+            StateUnusable: the job's folder takes no lock file.
+        """
+        assert self._fd is None, "a lock that is held is not asked for again"
+        fd = self._open_file()
         deadline = time.monotonic() + wait_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+        try:
+            while not self._try_lock(fd, fcntl.LOCK_EX):
                 if time.monotonic() >= deadline:
-                    os.close(fd)
                     return False
                 time.sleep(RETRY_EVERY_S)
-            else:
-                self._fd = fd
-                return True
+            self._fd = fd
+            return True
+        finally:
+            if self._fd is None:
+                os.close(fd)
 
     def held_by_anyone(self) -> bool:
         """Whether some process drives the job right now."""
         if not self._path.exists():
             return False
-        fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = self._open_file()
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
-            return True
+            return not self._try_lock(fd, fcntl.LOCK_SH)
         finally:
             os.close(fd)
-        return False
 
     def release(self) -> None:
         """Give it back; nothing happens where it is not held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+    def _open_file(self) -> int:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StateUnusable(self._path, error.strerror or error) from error
+
+    def _try_lock(self, fd: int, kind: int) -> bool:
+        try:
+            fcntl.flock(fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError as error:
+            raise StateUnusable(self._path, f"no lock can be had there ({error.strerror or error})") from error
+        return True

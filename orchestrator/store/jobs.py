@@ -1,6 +1,7 @@
 """Jobs and their started processes, as recorded. The record is written before the act.
 
-`supervisor/loop.py` writes it; status, logs and stop read it, also after the writer was killed.
+A pid cannot be written before its process is: that one gap is closed by the run's id, which every process carries.
+`supervisor/loop.py` writes the record; status, logs and stop read it, also after the writer was killed.
 """
 
 from __future__ import annotations
@@ -9,16 +10,28 @@ import sqlite3
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
+
+from pydantic import ValidationError
 
 from deploy.unit import RunContext, UnitRecord
-from orchestrator.errors import JobExists, JobUnknown
+from orchestrator.errors import HeadraceError, JobExists, JobUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
 from orchestrator.store.database import Database
 
-Phase = Literal["starting", "ready", "degraded", "failed", "stopping", "stopped"]
+Phase = Literal["starting", "ready", "degraded", "failed", "stopping", "stopped", "abandoned"]
+"""degraded: serves, with something a user should know. abandoned is seen, never recorded: whoever brought the job up,
+or ended it, is gone half way (`supervisor/view.py`)."""
 ENDED: tuple[Phase, ...] = ("failed", "stopped")
-"""Phases in which nothing of the job runs and its name is free."""
+"""Phases in which nothing of the job runs and its name is free. A run that has ended stays as it ended."""
+
+
+class PortsReserved(HeadraceError):
+    """Another job planned some of these ports since the plan was made: plan again."""
+
+
+class RecordUnreadable(HeadraceError):
+    """A job was recorded by another version of Headrace."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,17 +82,27 @@ class JobStore:
 
         Raises:
             JobExists: one of this name is recorded and not ended.
+            PortsReserved: a job recorded since this one was planned has planned the same ports.
         """
         with self._database.transaction() as connection:
-            row = connection.execute("SELECT phase FROM jobs WHERE name = ?", (plan.job,)).fetchone()
-            if row is not None and row["phase"] not in ENDED:
-                mend = f"stop it with `headrace down {plan.job}`, or give this one another name"
-                raise JobExists(f"job {plan.job!r} is already {row['phase']}; {mend}")
+            _refuse_recorded(connection, plan.job)
+            clash = sorted(planned_ports(plan) & _reserved_ports(connection, except_job=plan.job))
+            if clash:
+                raise PortsReserved(f"ports {', '.join(map(str, clash))} of job {plan.job!r} belong to another job")
             connection.execute("DELETE FROM jobs WHERE name = ?", (plan.job,))
             connection.execute(
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'starting', '', ?, ?)",
                 (plan.job, run_id, str(directory), str(socket_dir), plan_to_json(plan), now, now),
             )
+
+    def refuse_recorded(self, name: str) -> None:
+        """What `create` will say of the name, before anything is planned.
+
+        Raises:
+            JobExists: a job of this name is recorded and not ended.
+        """
+        with self._database.transaction() as connection:
+            _refuse_recorded(connection, name)
 
     def get(self, name: str) -> StoredJob:
         """The job of this name.
@@ -87,24 +110,29 @@ class JobStore:
         Raises:
             JobUnknown: none is recorded; the text lists those that are.
         """
+        job = self.find(name)
+        if job is None:
+            listed = ", ".join(self.names()) or "none"
+            raise JobUnknown(f"no job is called {name!r}; recorded jobs: {listed}")
+        return job
+
+    def find(self, name: str) -> StoredJob | None:
+        """The job of this name, or None where none is recorded."""
         with self._database.transaction() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
-            if row is None:
-                known = [row["name"] for row in connection.execute("SELECT name FROM jobs ORDER BY name")]
-                listed = ", ".join(known) if known else "none"
-                raise JobUnknown(f"no job is called {name!r}; recorded jobs: {listed}")
-            return _job(connection, row)
+            return None if row is None else _job(connection, row)
+
+    def names(self) -> list[str]:
+        with self._database.transaction() as connection:
+            return [row["name"] for row in connection.execute("SELECT name FROM jobs ORDER BY name")]
 
     def all(self) -> list[StoredJob]:
-        with self._database.transaction() as connection:
-            rows = connection.execute("SELECT * FROM jobs ORDER BY name").fetchall()
-            return [_job(connection, row) for row in rows]
+        return [job for job in map(self.find, self.names()) if job is not None]
 
     def set_phase(self, name: str, run_id: str, phase: Phase, reason: str, now: float) -> bool:
         """Move a run to a phase; False where the run is no longer the job's, or already further on its way out."""
-        assert phase in get_args(Phase)
-        blocked = {"failed": ("stopped",), "stopped": (), "stopping": ENDED}.get(phase, ("stopping", *ENDED))
-        marks = ", ".join("?" * len(blocked)) or "''"
+        blocked = ENDED if phase in ("stopping", *ENDED) else ("stopping", *ENDED)
+        marks = ", ".join("?" * len(blocked))
         with self._database.transaction() as connection:
             done = connection.execute(
                 f"UPDATE jobs SET phase = ?, reason = ?, phase_at = ? "
@@ -112,6 +140,12 @@ class JobStore:
                 (phase, reason, now, name, run_id, *blocked),
             )
             return done.rowcount == 1
+
+    def is_starting(self, name: str, run_id: str) -> bool:
+        """Whether this run is still wanted up: nobody stopped it and no other run took its place."""
+        query = "SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase = 'starting'"
+        with self._database.transaction() as connection:
+            return connection.execute(query, (name, run_id)).fetchone() is not None
 
     def add_unit(self, job: str, run_id: str, record: UnitRecord, now: float) -> None:
         with self._database.transaction() as connection:
@@ -130,15 +164,44 @@ class JobStore:
                 ),
             )
 
-    def set_ready(self, job: str, unit: str, now: float) -> None:
+    def set_ready(self, job: str, run_id: str, unit: str, now: float) -> None:
         with self._database.transaction() as connection:
-            connection.execute("UPDATE units SET ready_at = ? WHERE job = ? AND name = ?", (now, job, unit))
+            connection.execute(
+                "UPDATE units SET ready_at = ? WHERE job = ? AND run_id = ? AND name = ?", (now, job, run_id, unit)
+            )
 
     def reserved_ports(self, except_job: str) -> frozenset[int]:
         """Ports that the other jobs which have not ended have planned."""
-        jobs = [job for job in self.all() if job.name != except_job and job.phase not in ENDED]
-        listed = {port.port for job in jobs for unit in job.plan.units for port in unit.ports}
-        return frozenset(listed.union(*(range(*job.plan.port_span) for job in jobs)))
+        with self._database.transaction() as connection:
+            return _reserved_ports(connection, except_job)
+
+
+def planned_ports(plan: JobPlan) -> frozenset[int]:
+    """Every port that no other job may plan while this one lives."""
+    listed = {port.port for unit in plan.units for port in unit.ports}
+    return frozenset(listed.union(range(*plan.port_span)))
+
+
+def _refuse_recorded(connection: sqlite3.Connection, name: str) -> None:
+    row = connection.execute("SELECT phase FROM jobs WHERE name = ?", (name,)).fetchone()
+    if row is not None and row["phase"] not in ENDED:
+        mend = f"stop it with `headrace down {name}`, or give this one another name"
+        raise JobExists(f"job {name!r} is already recorded as {row['phase']}; {mend}")
+
+
+def _reserved_ports(connection: sqlite3.Connection, except_job: str) -> frozenset[int]:
+    marks = ", ".join("?" * len(ENDED))
+    query = f"SELECT name, plan FROM jobs WHERE name != ? AND phase NOT IN ({marks})"
+    plans = [_plan(row) for row in connection.execute(query, (except_job, *ENDED))]
+    return frozenset[int]().union(*map(planned_ports, plans))
+
+
+def _plan(row: sqlite3.Row) -> JobPlan:
+    try:
+        return plan_from_json(row["plan"])
+    except ValidationError as error:
+        mend = "stop and start it with the version that recorded it, or set HEADRACE_HOME to another folder"
+        raise RecordUnreadable(f"job {row['name']!r} was recorded by another version of Headrace; {mend}") from error
 
 
 def _job(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredJob:
@@ -150,7 +213,7 @@ def _job(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredJob:
         run_id=row["run_id"],
         directory=Path(row["directory"]),
         socket_dir=Path(row["socket_dir"]),
-        plan=plan_from_json(row["plan"]),
+        plan=_plan(row),
         phase=row["phase"],
         reason=row["reason"],
         created_at=row["created_at"],

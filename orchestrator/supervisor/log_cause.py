@@ -6,8 +6,9 @@ import re
 from collections.abc import Sequence
 
 _LIBRARY = re.compile(r"error while loading shared libraries: (\S+?):")
-_EXCEPTION = re.compile(r"(?:^|[\s)])([A-Za-z_][\w.]*(?:Error|Exception|Refused|Missing)): ?(.+)")
-_PLAIN = re.compile(r"\b(?:F\d{4}|FATAL|fatal|error:|Error:|ERROR)\b.*")
+_EXCEPTION = re.compile(r"(?:^|[\s)])([A-Za-z_][\w.]*(?:Error|Exception|Refused|Missing))(?:: ?(.+)|$)")
+_PLAIN = re.compile(r"(?:^[EF](?:\d{4}|\d{8}) |\b(?:FATAL|fatal|error:|Error:|ERROR)(?!\w)).*")
+"""The first is glog's: severity, date, then time, thread, file and line."""
 _WRAPPER = re.compile(r"RuntimeError: Engine core initialization failed")
 """vLLM's API server repeats a dead engine core in these words; the cause stands above them."""
 
@@ -25,7 +26,8 @@ def likely_cause(lines: Sequence[str]) -> str:
         return library.strip()
     exceptions = [match for line in lines if not _WRAPPER.search(line) and (match := _EXCEPTION.search(line))]
     if exceptions:
-        return f"{exceptions[-1][1]}: {exceptions[-1][2].strip()}"
+        kind, words = exceptions[-1].groups()
+        return f"{kind}: {words.strip()}" if words else kind
     plain = [match[0] for line in lines if (match := _PLAIN.search(line))]
     if plain:
         return plain[-1].strip()

@@ -7,7 +7,7 @@ killed. One process drives a job at a time (`store/driver_lock.py`); a stop that
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -28,9 +28,9 @@ from orchestrator.supervisor.interfaces import (
     UnitProgress,
 )
 from orchestrator.supervisor.log_cause import likely_cause, missing_library
-from orchestrator.supervisor.reconcile import UnitFailure, next_step
+from orchestrator.supervisor.reconcile import UnitFailure, first_failure, next_step
 from orchestrator.supervisor.startup_checks import StartupFinding, caches_agree, pool_answers
-from orchestrator.supervisor.state import SeenUnit, unit_state
+from orchestrator.supervisor.state import SeenUnit, UnitState, unit_state
 
 LOOK_EVERY_S = 0.3
 LOG_LINES_SHOWN = 15
@@ -51,6 +51,7 @@ class Supervisor:
     probe: ReadinessProbe
     questions: EngineQuestions
     gate: Gate
+    look_every_s: float = LOOK_EVERY_S
 
     def bring_up(self, name: str, progress: ProgressSink) -> StoredJob:
         """Start what is missing of a recorded job, wait until all is ready, check the engines, open the gate.
@@ -59,25 +60,49 @@ class Supervisor:
             JobFailed: a unit or a check failed; the text says which, why, and where the log is. Nothing is ended yet.
             Overtaken: another command stopped the job.
         """
-        job = self._start_units(name, progress)
-        plan, shown = job.plan, tuple(_progress(job, unit, None) for unit in job.plan.units)
-        progress(Progress(units=shown, now_doing="comparing what the engines report of their caches"))
-        findings = [caches_agree(plan.engines, self.questions.cache_configs(plan.engines))]
-        prober = _probing_engine(plan)
-        if prober is not None and plan.offload_probe != "off":
-            progress(Progress(units=shown, now_doing=f"sending a prompt twice to {prober.name}: does the pool answer?"))
-            probed = self.questions.probe_offload(prober, plan.model_name, f"headrace-probe-{job.run_id}")
-            findings.append(pool_answers(probed, plan.offload_probe, plan.vllm_version))
-        warnings = _judge(finding for finding in findings if finding is not None)
-        progress(Progress(units=shown, now_doing="opening the router's gate"))
+        run_id = self.store.get(name).run_id
         try:
-            self.gate.open(plan.router)
+            return self._bring_up(name, progress)
+        except JobFailed:
+            # Units that another command is ending look dead from here.
+            if not self.store.is_starting(name, run_id):
+                raise Overtaken from None
+            raise
+
+    def _bring_up(self, name: str, progress: ProgressSink) -> StoredJob:
+        job = self._start_units(name, progress)
+        shown = tuple(_progress(job, unit, None) for unit in job.plan.units)
+        warnings = self._check_engines(job, lambda doing: progress(Progress(units=shown, now_doing=doing)))
+        progress(Progress(units=shown, now_doing="opening the router's gate"))
+        self._refuse_failed_units(job)
+        if not self.store.is_starting(name, job.run_id):
+            raise Overtaken
+        try:
+            self.gate.open(job.plan.router)
         except GateFailed as error:
             raise JobFailed(f"the router did not open its gate: {error}") from error
         phase: Phase = "degraded" if warnings else "ready"
         if not self.store.set_phase(name, job.run_id, phase, "; ".join(warnings), time.time()):
             raise Overtaken
         return self.store.get(name)
+
+    def _check_engines(self, job: StoredJob, say: Callable[[str], None]) -> list[str]:
+        """Ask what only running engines can tell. Returns warnings; what must stop the job raises `JobFailed`."""
+        plan = job.plan
+        say("comparing what the engines report of their caches")
+        warnings = _judge(caches_agree(plan.engines, self.questions.cache_configs(plan.engines)))
+        prober = _probing_engine(plan)
+        if prober is not None and plan.offload_probe != "off":
+            say(f"sending a prompt twice to {prober.name}: does the pool answer?")
+            probed = self.questions.probe_offload(prober, plan.model_name, f"headrace-probe-{job.run_id}")
+            warnings += _judge(pool_answers(probed, plan.offload_probe, plan.vllm_version))
+        return warnings
+
+    def _refuse_failed_units(self, job: StoredJob) -> None:
+        """The checks can take minutes, in which a process may have died."""
+        failure = first_failure(job.plan.units, self._look(job, {}), time.time())
+        if failure is not None:
+            raise JobFailed(_failure_text(job, failure))
 
     def _start_units(self, name: str, progress: ProgressSink) -> StoredJob:
         """Start stage after stage until every unit is ready; returns the job as recorded then."""
@@ -94,10 +119,16 @@ class Supervisor:
             if step.all_ready:
                 return self.store.get(name)
             for unit in (unit for unit in job.plan.units if unit.name in step.start):
-                record = self.backend.start(job.run, unit)
-                self.store.add_unit(name, job.run_id, record, time.time())
+                self._start(job, unit)
             if not step.start:
-                time.sleep(LOOK_EVERY_S)
+                time.sleep(self.look_every_s)
+
+    def _start(self, job: StoredJob, unit: LaunchUnit) -> None:
+        if not self.store.is_starting(job.name, job.run_id):
+            raise Overtaken
+        # Killed between these two lines: whoever comes next finds the process by the run's id and ends it.
+        record = self.backend.start(job.run, unit)
+        self.store.add_unit(job.name, job.run_id, record, time.time())
 
     def _look(self, job: StoredJob, details: dict[str, str]) -> dict[str, SeenUnit]:
         """Observe every started unit; a unit that was ready once is not probed again."""
@@ -112,7 +143,7 @@ class Supervisor:
             details[unit.name] = result.detail
             if result.ready:
                 ready.add(unit.name)
-                self.store.set_ready(job.name, unit.name, now)
+                self.store.set_ready(job.name, job.run_id, unit.name, now)
         return {
             stored.record.name: SeenUnit(
                 started_at=stored.started_at,
@@ -134,14 +165,13 @@ def _probing_engine(plan: JobPlan) -> EnginePlan | None:
     return joined[0] if joined else None
 
 
-def _judge(findings: Iterable[StartupFinding]) -> list[str]:
-    """Texts of the warnings; a finding that must stop the job raises."""
-    warnings = []
-    for finding in findings:
-        if finding.severity == "fail":
-            raise JobFailed(finding.text)
-        warnings.append(finding.text)
-    return warnings
+def _judge(finding: StartupFinding | None) -> list[str]:
+    """The text of a warning, if it is one; a finding that must stop the job raises."""
+    if finding is None:
+        return []
+    if finding.severity == "fail":
+        raise JobFailed(finding.text)
+    return [finding.text]
 
 
 def _start_progress(job: StoredJob, seen: Mapping[str, SeenUnit]) -> Progress:
@@ -157,15 +187,17 @@ def _progress(job: StoredJob, unit: LaunchUnit, seen: SeenUnit | None) -> UnitPr
     stored = next((stored for stored in job.units if stored.record.name == unit.name), None)
     if stored is None:
         return UnitProgress(name=unit.name, state="waiting", seconds=0.0, detail="")
-    until = stored.ready_at or time.time()
-    state = unit_state(seen) if seen is not None else ("ready" if stored.ready_at else "starting")
+    until = stored.ready_at if stored.ready_at is not None else time.time()
+    state: UnitState = "ready" if stored.ready_at is not None else "starting"
+    if seen is not None:
+        state = unit_state(seen)
     detail = seen.detail if seen is not None and state == "starting" else ""
     return UnitProgress(name=unit.name, state=state, seconds=max(0.0, until - stored.started_at), detail=detail)
 
 
 def _failure_text(job: StoredJob, failure: UnitFailure) -> str:
     """One message: which unit, what happened, the cause from its log, where the log is, its last lines."""
-    log = job.run.log_dir / f"{failure.unit}.log"
+    log = next(record.log for record in job.records if record.name == failure.unit)
     lines = tail(log, LOG_LINES_READ)
     cause = likely_cause(lines)
     library = missing_library(lines)

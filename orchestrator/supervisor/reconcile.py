@@ -56,7 +56,8 @@ def first_failure(units: Sequence[LaunchUnit], seen: SeenUnits, now: float) -> U
                 unit=unit.name, what=f"ended{_exit_words(one.exit_code)} after {now - one.started_at:.0f} s"
             )
         if not one.ready and now - one.started_at > unit.ready_timeout_s:
-            what = f"was not ready within {unit.ready_timeout_s:.0f} s ({one.detail})"
+            last = f" ({one.detail})" if one.detail else ""
+            what = f"was not ready within {unit.ready_timeout_s:.0f} s{last}"
             return UnitFailure(unit=unit.name, what=what)
     return None
 

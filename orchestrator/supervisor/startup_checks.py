@@ -22,23 +22,27 @@ class StartupFinding:
 def caches_agree(engines: Sequence[EnginePlan], reported: Mapping[str, CacheConfig]) -> StartupFinding | None:
     """[A19] Engines that hand KV to each other or share a pool must report one block size and cache dtype.
 
-    Some models change the block size that was asked for; then blocks do not fit, or a pool never hits.
+    Some models change the block size that was asked for; then blocks do not fit, or a pool never hits. Where an engine
+    does not report, that is said: nothing was compared.
     """
-    first = next((engine for engine in engines if engine.name in reported), None)
-    if first is None:
-        return None
-    wanted = reported[first.name]
-    for engine in engines:
-        got = reported.get(engine.name, wanted)
-        for name, left, right in (
-            ("block size", wanted.block_size, got.block_size),
-            ("cache dtype", wanted.cache_dtype, got.cache_dtype),
-        ):
-            if left != right:
-                text = (
-                    f"{first.name} reports {name} {left}, {engine.name} reports {right}: their KV does not fit together"
-                )
-                return StartupFinding(severity="fail", text=f"{text}; set engine.block_size and kv_cache_dtype alike")
+    answered = [engine.name for engine in engines if engine.name in reported]
+    for first, other in ((answered[0], name) for name in answered[1:]):
+        difference = _difference(first, reported[first], other, reported[other])
+        if difference is not None:
+            mend = "set engine.block_size and engine.kv_cache_dtype alike"
+            return StartupFinding(severity="fail", text=f"{difference}: their KV does not fit together; {mend}")
+    silent = [engine.name for engine in engines if engine.name not in reported]
+    if silent and len(engines) > 1:
+        text = f"caches not compared: {', '.join(silent)} did not report block size and cache dtype"
+        return StartupFinding(severity="warn", text=text)
+    return None
+
+
+def _difference(first: str, left: CacheConfig, other: str, right: CacheConfig) -> str | None:
+    if left.block_size != right.block_size:
+        return f"{first} reports block size {left.block_size}, {other} reports {right.block_size}"
+    if left.cache_dtype != right.cache_dtype:
+        return f"{first} reports cache dtype {left.cache_dtype}, {other} reports {right.cache_dtype}"
     return None
 
 

@@ -20,6 +20,15 @@ class StopIncomplete(HeadraceError):
     """Some processes could not be ended."""
 
 
+def record_stop(store: JobStore, job: StoredJob, reason: str = "") -> None:
+    """Write down that the job is to end, so that whoever is bringing it up starts nothing more.
+
+    The reason of a stop that was begun and not finished is kept: it may be why the job failed.
+    """
+    kept = job.reason if job.phase == "stopping" else ""
+    store.set_phase(job.name, job.run_id, "stopping", reason or kept, time.time())
+
+
 def stop_job(
     store: JobStore,
     backend: Backend,
@@ -27,12 +36,14 @@ def stop_job(
     *,
     end_phase: Phase = "stopped",
     reason: str = "",
+    held: DriverLock | None = None,
     say: Callable[[str], None] = lambda _text: None,
 ) -> StoredJob:
-    """End the job; also after any crash, and again if need be.
+    """End the job; also after any crash, and again if need be. A run that has ended stays as it ended.
 
-    The stop is recorded first, so that whoever is bringing the job up starts nothing more; then units are ended stage
-    by stage, and what a crash left between a start and its record is found by the run's mark.
+    The stop is recorded first; then units are ended stage by stage, and what a crash left between a start and its
+    record is found by the run's mark. `held`: the job's lock, where the caller has it; it stays the caller's. Without
+    it a driver is given time to leave, and then not waited for any longer.
 
     Raises:
         JobUnknown: no job is called so.
@@ -41,35 +52,41 @@ def stop_job(
     job = store.get(name)
     if job.phase in ENDED and not _anything_left(backend, job):
         return job
-    store.set_phase(name, job.run_id, "stopping", reason, time.time())
-    lock = DriverLock(job.directory)
-    lock.acquire(wait_s=DRIVER_LEAVES_S)
+    record_stop(store, job, reason)
+    own = DriverLock(job.directory)
+    if held is None:
+        own.acquire(wait_s=DRIVER_LEAVES_S)
     try:
-        job = store.get(name)
-        left = _end_units(backend, job, say)
-        if left:
-            pids = ", ".join(map(str, left))
-            raise StopIncomplete(
-                f"job {name!r}: these processes could not be ended: {pids}; look at them with ps -fp {pids}"
-            )
-        shutil.rmtree(job.socket_dir, ignore_errors=True)
-        store.set_phase(name, job.run_id, end_phase, reason, time.time())
+        now = store.get(name)
+        if now.run_id == job.run_id:
+            _end(store, backend, now, end_phase, say)
     finally:
-        lock.release()
+        own.release()
     return store.get(name)
 
 
-def _end_units(backend: Backend, job: StoredJob, say: Callable[[str], None]) -> tuple[int, ...]:
-    left: list[int] = []
+def _end(store: JobStore, backend: Backend, job: StoredJob, end_phase: Phase, say: Callable[[str], None]) -> None:
+    left = _end_units(backend, job, say)
+    if left:
+        listed = ", ".join(map(str, left))
+        mend = f"look at them with `ps -fp {','.join(map(str, left))}`, then `headrace down {job.name}` again"
+        raise StopIncomplete(f"job {job.name!r}: these processes could not be ended: {listed}; {mend}")
+    shutil.rmtree(job.socket_dir, ignore_errors=True)
+    store.set_phase(job.name, job.run_id, end_phase, job.reason, time.time())
+
+
+def _end_units(backend: Backend, job: StoredJob, say: Callable[[str], None]) -> list[int]:
+    """Pids that are left, sorted."""
+    left: set[int] = set()
     by_name = {record.name: record for record in job.records}
     for stage in sorted({unit.start_stage for unit in job.plan.units}, reverse=True):
         units = [unit for unit in job.plan.units if unit.start_stage == stage and unit.name in by_name]
         if units:
             say(f"stopping {', '.join(unit.name for unit in units)}")
             grace_s = max(unit.stop_grace_s for unit in units)
-            left += backend.stop(job.run, [by_name[unit.name] for unit in units], grace_s)
-    left += backend.sweep(job.run, (), SWEEP_GRACE_S)
-    return tuple(left)
+            left.update(backend.stop(job.run, [by_name[unit.name] for unit in units], grace_s))
+    left.update(backend.sweep(job.run, (), SWEEP_GRACE_S))
+    return sorted(left)
 
 
 def _anything_left(backend: Backend, job: StoredJob) -> bool:

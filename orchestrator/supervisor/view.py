@@ -11,11 +11,15 @@ from deploy.backend import Backend
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, Phase, StoredJob
+from orchestrator.store.jobs import ENDED, JobStore, Phase, StoredJob
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.state import UnitState
 
 PROBES_AT_ONCE = 16
+MOVING: tuple[Phase, ...] = ("starting", "stopping")
+"""Phases in which a process works on the job."""
+DRIVER_LOOKS = 3
+DRIVER_LOOK_EVERY_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,34 +42,66 @@ class JobView:
     units: tuple[UnitView, ...]
 
 
-def view_job(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> JobView:
-    """Look at every process of the job now."""
-    statuses = backend.poll(job.run, job.records)
-    living = [unit for unit in job.plan.units if unit.name in statuses and statuses[unit.name].alive]
-    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
-        probed = pool.map(lambda unit: probe(unit.probe, statuses[unit.name].members), living)
-        results = dict(zip((unit.name for unit in living), probed, strict=True))
-    units = tuple(_unit_view(unit, job, results) for unit in job.plan.units)
-    driven = DriverLock(job.directory).held_by_anyone()
+def view_job(store: JobStore, name: str, backend: Backend, probe: ReadinessProbe) -> JobView:
+    """Look at every process of the job now.
+
+    Raises:
+        JobUnknown: none is recorded.
+    """
+    job, driven = _read(store, name)
+    units = _look(job, backend, probe)
+    if store.get(name).phase_at != job.phase_at:
+        # It moved on between the record and the look, so the two do not belong together.
+        job, driven = _read(store, name)
+        units = _look(job, backend, probe)
     phase, reason = true_phase(job.phase, job.reason, units, driven=driven)
     return JobView(job=job, phase=phase, reason=reason, units=units)
 
 
 def true_phase(recorded: Phase, reason: str, units: Sequence[UnitView], *, driven: bool) -> tuple[Phase, str]:
     """What the record says, unless what is seen contradicts it. `driven`: a process is bringing it up or ending it."""
+    if recorded in ENDED:
+        return recorded, reason
+    if recorded in MOVING and not driven:
+        gone = f"whoever was {recorded} it is gone; `headrace down` ends what is left"
+        return "abandoned", _joined(reason, gone)
+    if recorded == "stopping":
+        return recorded, reason
     dead = [unit.name for unit in units if unit.state == "dead"]
     silent = [unit.name for unit in units if unit.state == "starting"]
-    if recorded in ("starting", "stopping") and not driven:
-        return "degraded", f"whoever was {recorded} it is gone; `headrace down` ends what is left"
-    if recorded in ENDED or recorded == "stopping":
-        return recorded, reason
     if dead and len(dead) == len(units):
         return "failed", "no process of the job is alive"
     if dead:
-        return "degraded", f"not running: {', '.join(dead)}"
+        return "degraded", _joined(reason, f"not running: {', '.join(dead)}")
     if silent and recorded != "starting":
-        return "degraded", f"not answering: {', '.join(silent)}"
+        return "degraded", _joined(reason, f"not answering: {', '.join(silent)}")
     return recorded, reason
+
+
+def _joined(*reasons: str) -> str:
+    return "; ".join(reason for reason in reasons if reason)
+
+
+def _read(store: JobStore, name: str) -> tuple[StoredJob, bool]:
+    """The record, and whether a process is moving the job on; one that is just coming or going is given a moment."""
+    job = store.get(name)
+    for _ in range(DRIVER_LOOKS):
+        if job.phase not in MOVING:
+            return job, False
+        if DriverLock(job.directory).held_by_anyone():
+            return job, True
+        time.sleep(DRIVER_LOOK_EVERY_S)
+        job = store.get(name)
+    return job, False
+
+
+def _look(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> tuple[UnitView, ...]:
+    statuses = backend.poll(job.run, job.records)
+    living = [unit for unit in job.plan.units if unit.name in statuses and statuses[unit.name].alive]
+    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
+        probed = pool.map(lambda unit: probe(unit.probe, statuses[unit.name].members), living)
+        results = dict(zip((unit.name for unit in living), probed, strict=True))
+    return tuple(_unit_view(unit, job, results) for unit in job.plan.units)
 
 
 def _unit_view(unit: LaunchUnit, job: StoredJob, results: Mapping[str, ProbeResult]) -> UnitView:
@@ -79,7 +115,7 @@ def _unit_view(unit: LaunchUnit, job: StoredJob, results: Mapping[str, ProbeResu
         node=unit.node,
         state=state,
         pid=stored.record.pid,
-        seconds=max(0.0, (stored.ready_at or time.time()) - stored.started_at),
+        seconds=max(0.0, (stored.ready_at if stored.ready_at is not None else time.time()) - stored.started_at),
         detail=result.detail if result is not None else "",
         log=str(stored.record.log),
     )

@@ -1,4 +1,4 @@
-"""What a request's flow asks the shell to do. Made by `flow.py`, carried out by `io/server.py`."""
+"""What a request's flow asks the shell to do. Made by `flow.py`, carried out by `io/exchange.py`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from router.core.replies import Reply
 from router.core.stream import StreamMerge
 from router.settings import EngineRole
 
-LegOutcome = Literal["ok", "client_error", "engine_error", "unreachable", "broken", "timeout", "cancelled"]
+LegOutcome = Literal["ok", "client_error", "engine_error", "unreachable", "broken", "timeout", "expired", "cancelled"]
+"""How a leg ended. expired: it was never sent, its handoff had become too old on the way to the connection."""
+
 HandoffOutcome = Literal["sent", "missing", "expired", "unused"]
+"""What became of a handoff. One whose leg was begun and could not be sent in time counts as sent and as expired."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,6 +28,10 @@ class SendLeg:
     request_id: str
     """X-Request-Id: the same on both legs of an attempt, different between attempts."""
     timeout_s: float
+    """What is left of the whole request's time."""
+    send_by: float | None
+    """No byte may leave after this moment: the handoff in the body would reach its engine too late (field case A39).
+    None where no handoff is sent."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""What can happen to one request. Made by `io/server.py`, fed to `flow.py`."""
+"""What can happen to one request. Made by `io/exchange.py` and `io/upstream.py`, fed to `flow.py`."""
 
 from __future__ import annotations
 
@@ -48,6 +48,13 @@ class LegFailed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HandoffExpired:
+    """A leg was not sent: the handoff in its body expired before it was. Its engine has seen nothing of it."""
+
+    leg: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class StreamEnded:
     """A relayed stream is over, as its engine meant it."""
 
@@ -59,4 +66,4 @@ class ClientGone:
     """The client closed its connection."""
 
 
-Event = Arrived | LegAnswered | LegStreaming | LegFailed | StreamEnded | ClientGone
+Event = Arrived | LegAnswered | LegStreaming | LegFailed | HandoffExpired | StreamEnded | ClientGone

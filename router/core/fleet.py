@@ -1,11 +1,13 @@
 """The replicas, their health, their load and the sessions on them, kept in step with each other.
 
-`flow.py` places and releases its legs here, `io/poller.py` reports probes, `io/server.py` finishes sessions and reads
-snapshots. A reservation counts from the moment of the choice, not of a reply, so that a burst spreads.
+`flow.py` places and releases its legs here, `io/poller.py` reports probes, `io/server.py` finishes sessions,
+`io/admin.py` and `io/metrics.py` read snapshots, `io/upstream.py` is told of lost replicas. A reservation counts from
+the moment of the choice, not of a reply, so that a burst spreads.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -17,6 +19,15 @@ from router.core.table import HealthRules, LegFailure, ProbeFailure, Replica, Re
 from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 
 ROLES: tuple[EngineRole, ...] = get_args(EngineRole)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaLost:
+    """A replica is out: its legs in flight can no longer be counted on."""
+
+    replica: str
+    silent: bool
+    """It sent no byte of late. Otherwise it still serves streams, and those that have begun go on (field case A15)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,6 +79,11 @@ class Fleet:
         self._policies = {role: make_policy(policy) for role in ROLES}
         self._open: set[int] = set()
         self._numbers = 0
+        self._tell_loss: Callable[[ReplicaLost], None] = lambda _lost: None
+
+    def report_losses(self, listener: Callable[[ReplicaLost], None]) -> None:
+        """Tell `listener` of each lost replica, so that the shell ends the legs there."""
+        self._tell_loss = listener
 
     def layout(self) -> Layout:
         """Pairs where both roles have a usable replica, else colocated replicas, else what is missing."""
@@ -122,6 +138,7 @@ class Fleet:
     def leg_failed(self, name: str, failure: LegFailure) -> None:
         if self.table.leg_failed(name, failure):
             self._lose(name)
+            self._tell_loss(ReplicaLost(replica=name, silent=False))
 
     def byte_seen(self, name: str, now: float) -> None:
         self.table.byte_seen(name, now)
@@ -133,6 +150,9 @@ class Fleet:
     def probe_failed(self, name: str, failure: ProbeFailure, now: float) -> None:
         if self.table.probe_failed(name, failure, now):
             self._lose(name)
+        if not self.table.is_usable(name):
+            # Again with each failed probe: a stream that went on when the replica was lost may have fallen silent.
+            self._tell_loss(ReplicaLost(replica=name, silent=not self.table.is_sending(name, now)))
 
     def usable(self) -> list[Replica]:
         return [replica for replica in self.table.replicas if self.table.is_usable(replica.name)]

@@ -1,7 +1,7 @@
 """One client request, from its arrival to its end: events in, commands out.
 
-`io/server.py` makes a `Flow` per request, feeds it what happens and does what it says. Sessions, load and health are in
-`fleet.py`, the gate in `gate.py`, the bodies in `split.py`.
+`io/server.py` makes a `Flow` per request, `io/exchange.py` feeds it what happens and does what it says. Sessions, load
+and health are in `fleet.py`, the gate in `gate.py`, the bodies in `split.py`.
 
     new --Arrived--> prefill --P answered--> decode --first line--> relaying --> done
                         ^                      |  \\--whole reply--> done
@@ -15,9 +15,12 @@ Rules that are easy to undo by accident:
   empty on the prefill side. So the age counts from when the P leg was *sent*, plus the time that the engine says it
   worked (if it says so): never too young. Without the engine's word a P leg slower than lease - margin is run again
   (from the engine's own cache); when the attempts are used up the D leg goes without a handoff, slower and right.
+  Connecting takes time too: the D leg carries `send_by`, after which the shell sends nothing and says `HandoffExpired`.
 - **A handoff is used at most once**: it is a local of the step that receives it.
 - **Retries** happen only while the client has seen nothing, and each is a fresh attempt with a new id and a new P leg.
 - **4xx is the client's**: passed on as it is, not retried, blamed on nobody.
+- **One deadline** covers all legs and attempts. When it ends a leg, the replica is blamed only if it had the request
+  for at least half of the time: the last leg of a slow request is not at fault.
 """
 
 from __future__ import annotations
@@ -44,6 +47,7 @@ from router.core.events import (
     Arrived,
     ClientGone,
     Event,
+    HandoffExpired,
     LegAnswered,
     LegFailed,
     LegStreaming,
@@ -51,7 +55,7 @@ from router.core.events import (
 )
 from router.core.fleet import Fleet, Reservation, gate_message, missing_message
 from router.core.gate import Gate
-from router.core.replies import JSON, Reply, error_object, error_reply, retry_headers
+from router.core.replies import JSON, Reply, error_event, error_reply, retry_headers
 from router.core.sessions import Session
 from router.core.split import (
     ClientBody,
@@ -80,7 +84,8 @@ class FlowRules:
     """The settings that a request obeys."""
 
     retries: int
-    leg_timeout_s: float
+    request_timeout_s: float
+    """For the whole request: all its legs and attempts."""
     handoff_lifetime_s: float
     """Lease minus margin: an older handoff is never sent."""
     session_fields: tuple[str, ...]
@@ -103,8 +108,8 @@ class Flow:
         self._fleet = fleet
         self._gate = gate
         self._rules = rules
-        self._path = ""
-        self._key = ""
+        self._path = self._key = ""
+        self._deadline = 0.0
         self._body: ClientBody | None = None
         self._session: Session | None = None
         self._attempts = 0
@@ -131,6 +136,7 @@ class Flow:
         if not self._gate.may_start:
             return self._answer(error_reply(503, gate_message(self._gate)), now)
         self._path, self._key = event.path, event.request_key
+        self._deadline = now + self._rules.request_timeout_s
         try:
             self._body = parse_body(
                 event.body, session_header=event.session_header, session_fields=self._rules.session_fields
@@ -149,16 +155,26 @@ class Flow:
         commands = self._end_leg("ok")
         self._prefill = result
         if not self._gate.may_continue:
-            return [*commands, *self._drop(result), *self._answer(error_reply(503, gate_message(self._gate)), now)]
+            return [
+                *commands,
+                *self._drop(result.handoff),
+                *self._answer(error_reply(503, gate_message(self._gate)), now),
+            ]
         if result.handoff is None:
             return [*commands, CountHandoff(outcome="missing"), *self._send_decode(None, now)]
         # The engine can't have ended the leg before it was sent and worked on.
-        if now - leg.sent_at - result.busy_s > self._rules.handoff_lifetime_s:
-            commands.append(CountHandoff(outcome="expired"))
-            if self._may_retry():
-                return [*commands, CountRetry(), *self._start_attempt(now)]
-            return [*commands, *self._send_decode(None, now)]
-        return [*commands, *self._send_decode(result, now)]
+        send_by = leg.sent_at + result.busy_s + self._rules.handoff_lifetime_s
+        if now > send_by:
+            return [*commands, *self._renew_handoff(now)]
+        return [*commands, *self._send_decode(result.handoff, now, send_by)]
+
+    def _handoff_expired(self, event: HandoffExpired, now: float) -> list[Command]:
+        """The D leg was not sent in time. Its replica has seen nothing of it and is not blamed."""
+        self._leg_of(event.leg)
+        commands = self._end_leg("expired")
+        if not self._gate.may_continue:
+            return [*commands, *self._answer(error_reply(503, gate_message(self._gate)), now)]
+        return [*commands, *self._renew_handoff(now)]
 
     def _decode_answered(self, event: LegAnswered, now: float) -> list[Command]:
         if not 200 <= event.status < 300 or reply_failed(event.body):
@@ -172,6 +188,7 @@ class Flow:
         if failed_event(event.head):
             detail = "the engine answered with an error event"
             return [CancelLeg(leg=leg.number), *self._leg_failed_with("engine_error", detail, None, now)]
+        self._fleet.byte_seen(leg.reservation.replica, now)
         self._merge = StreamMerge(self._prefill)
         self.state = "relaying"
         return [
@@ -192,7 +209,7 @@ class Flow:
     def _stream_ended(self, event: StreamEnded, now: float) -> list[Command]:
         self._leg_of(event.leg)
         assert self._merge is not None, "relaying without a merge"
-        commands = self._blame("engine_error") if self._merge.engine_failed else self._end_leg("ok")
+        commands = self._blame("engine_error", now) if self._merge.engine_failed else self._end_leg("ok")
         self._close(now)
         return [*commands, EndRelay(last=self._merge.flush())]
 
@@ -200,12 +217,9 @@ class Flow:
         """The client has seen bytes: it is told inside its stream, where OpenAI clients look for errors."""
         leg = self._leg_of(event.leg)
         message = f"{leg.reservation.replica} stopped in the middle of its reply: {event.detail}"
-        commands = self._blame(event.failure)
+        commands = self._blame(event.failure, now)
         self._close(now)
-        return [
-            *commands,
-            EndRelay(last=b"\n\ndata: " + error_object(_FAILURE_STATUS[event.failure], message) + b"\n\n"),
-        ]
+        return [*commands, EndRelay(last=error_event(_FAILURE_STATUS[event.failure], message))]
 
     def _client_gone(self, _event: ClientGone, now: float) -> list[Command]:
         commands: list[Command] = [CountClientGone()]
@@ -240,16 +254,24 @@ class Flow:
             return self._send("colocated", single_body(self._body), now) or self._none_usable("colocated", now)
         return self._send("prefill", prefill_body(self._body), now) or self._none_usable("prefill", now)
 
-    def _send_decode(self, result: PrefillResult | None, now: float) -> list[Command]:
-        """The second leg, with the handoff of `result` if one is given."""
+    def _renew_handoff(self, now: float) -> list[Command]:
+        """In place of a handoff that is too old: a fresh attempt, or a D leg that runs the prompt itself."""
+        expired = CountHandoff(outcome="expired")
+        if self._may_retry(now):
+            return [expired, CountRetry(), *self._start_attempt(now)]
+        return [expired, *self._send_decode(None, now)]
+
+    def _send_decode(self, handoff: bytes | None, now: float, send_by: float | None = None) -> list[Command]:
+        """The second leg, with the handoff if one is given."""
         assert self._body is not None, "a leg without a body"
-        handoff = result.handoff if result is not None else None
-        sent = self._send("decode", decode_body(self._body, handoff), now)
+        if now >= self._deadline:
+            return [*self._drop(handoff), *self._answer(error_reply(504, self._out_of_time()), now)]
+        sent = self._send("decode", decode_body(self._body, handoff), now, send_by)
         if not sent:
-            return [*self._drop(result), *self._none_usable("decode", now)]
+            return [*self._drop(handoff), *self._none_usable("decode", now)]
         return [*([CountHandoff(outcome="sent")] if handoff is not None else []), *sent]
 
-    def _send(self, role: EngineRole, body: bytes, now: float) -> list[Command]:
+    def _send(self, role: EngineRole, body: bytes, now: float, send_by: float | None = None) -> list[Command]:
         """Reserve a replica and send a leg there; nothing if no replica is usable."""
         assert self._session is not None, "a leg without a session"
         assert self._leg is None, "a second live leg"
@@ -270,7 +292,8 @@ class Flow:
                 url=self._fleet.table[reservation.replica].url + self._path,
                 body=body,
                 request_id=f"{self._key}-{self._attempts}",
-                timeout_s=self._rules.leg_timeout_s,
+                timeout_s=self._deadline - now,
+                send_by=send_by,
             )
         ]
 
@@ -288,18 +311,20 @@ class Flow:
         """Blame the replica; try again while that is allowed, else answer, if possible with the engine's own reply."""
         assert self._leg is not None, "a failure without a leg"
         name = self._leg.reservation.replica
-        commands = self._blame(failure)
+        commands = self._blame(failure, now)
         self._avoid |= {name}
-        if self._may_retry():
+        if failure != "timeout" and self._may_retry(now):
             return [*commands, CountRetry(), *self._start_attempt(now)]
-        return [*commands, *self._answer(reply or error_reply(_FAILURE_STATUS[failure], f"{name}: {detail}"), now)]
+        message = f"{name}: {self._out_of_time() if failure == 'timeout' else detail}"
+        return [*commands, *self._answer(reply or error_reply(_FAILURE_STATUS[failure], message), now)]
 
-    def _may_retry(self) -> bool:
-        return self._attempts <= self._rules.retries and self._gate.may_start
+    def _may_retry(self, now: float) -> bool:
+        return self._attempts <= self._rules.retries and self._gate.may_start and now < self._deadline
 
-    def _blame(self, failure: LegFailure) -> list[Command]:
+    def _blame(self, failure: LegFailure, now: float) -> list[Command]:
         assert self._leg is not None, "blame without a leg"
-        self._fleet.leg_failed(self._leg.reservation.replica, failure)
+        if failure != "timeout" or now - self._leg.sent_at >= self._rules.request_timeout_s / 2:
+            self._fleet.leg_failed(self._leg.reservation.replica, failure)
         return self._end_leg(failure)
 
     def _end_leg(self, outcome: LegOutcome) -> list[Command]:
@@ -339,10 +364,13 @@ class Flow:
     def _headers(self) -> tuple[tuple[str, str], ...]:
         return tuple((f"x-headrace-{part}", name) for part, name in self._served_by.items())
 
+    def _out_of_time(self) -> str:
+        return f"no whole answer within {self._rules.request_timeout_s:g} s"
+
     @staticmethod
-    def _drop(result: PrefillResult | None) -> list[CountHandoff]:
+    def _drop(handoff: bytes | None) -> list[CountHandoff]:
         """Count a handoff that will not be used: its blocks stay held until the lease is over."""
-        return [CountHandoff(outcome="unused")] if result is not None and result.handoff is not None else []
+        return [CountHandoff(outcome="unused")] if handoff is not None else []
 
 
 def _served(role: EngineRole, replica: str) -> dict[str, str]:
@@ -361,6 +389,7 @@ _TRANSITIONS: dict[tuple[State, type[Event]], Callable[[Flow, Any, float], list[
     ("decode", LegAnswered): Flow._decode_answered,
     ("decode", LegStreaming): Flow._streaming,
     ("decode", LegFailed): Flow._leg_failed,
+    ("decode", HandoffExpired): Flow._handoff_expired,
     ("decode", ClientGone): Flow._client_gone,
     ("relaying", StreamEnded): Flow._stream_ended,
     ("relaying", LegFailed): Flow._stream_broke,

@@ -1,6 +1,6 @@
 """Replies of the router's own making, in the OpenAI form that engines use too.
 
-Built by `flow.py` (errors of one request) and by the shell's routes; written out by `io/server.py`.
+Built by `flow.py` (errors of one request) and by the shell's routes; written out by `io/exchange.py`.
 """
 
 from __future__ import annotations
@@ -40,6 +40,11 @@ def error_object(status: int, message: str, param: str | None = None) -> bytes:
     """`{"error": {...}}` as bytes; `code` is the HTTP status, as vLLM has it."""
     kind = _ERROR_TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
     return msgspec.json.encode({"error": {"message": message, "type": kind, "code": status, "param": param}})
+
+
+def error_event(status: int, message: str) -> bytes:
+    """An error inside a stream that has begun, wherever it broke off."""
+    return b"\n\ndata: " + error_object(status, message) + b"\n\n"
 
 
 def retry_headers(status: int) -> tuple[tuple[str, str], ...]:

@@ -1,8 +1,8 @@
 """What happens to a request's fields on the prefill leg, on the decode leg and in the reply.
 
-`flow.py` calls it with the client's body. A field without a row in the table passes on both legs untouched, and
-only the values that change are ever decoded: a long prompt stays the bytes that the client sent.
-`stream.py` does for streamed replies what `merge_reply` does for whole ones.
+`flow.py` calls it with the client's body; `connectors/handoff.py` knows how engines spell a handoff. A field without a
+row in the table passes on both legs untouched, and only the values that change are ever decoded: a long prompt stays
+the bytes that the client sent. `stream.py` does for streamed replies what `merge_reply` does for whole ones.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Literal
 
 import msgspec
 
+from connectors.handoff import PARAMS_FIELD, REMOTE_DECODE, handed_over
 from router.core.errors import RequestRefused
 
 Body = dict[str, msgspec.Raw]
@@ -22,11 +23,6 @@ _BODY: msgspec.json.Decoder[Body] = msgspec.json.Decoder(Body)
 _LIST: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 _NULL = b"null"
 _LIST_OF_PROMPTS = re.compile(rb'\[\s*["\[]')
-
-_REMOTE_DECODE = (
-    b'{"do_remote_decode":true,"do_remote_prefill":false,"remote_engine_id":null,'
-    b'"remote_block_ids":null,"remote_host":null,"remote_port":null}'
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +66,7 @@ FIELDS: Mapping[str, FieldRule] = {
     # The engine that ran the prompt has them; asked of the other one they can kill it.
     "prompt_logprobs": FieldRule(prefill=KEEP, decode=DROP),
     # The decode leg's value is the handoff, put in by `decode_body`.
-    "kv_transfer_params": FieldRule(prefill=_set(_REMOTE_DECODE), decode=DROP),
+    PARAMS_FIELD: FieldRule(prefill=_set(REMOTE_DECODE), decode=DROP),
 }
 
 _OWNED = ("request_id",)
@@ -140,8 +136,8 @@ def check_split(body: ClientBody) -> None:
     if body.text("truncate_prompt_tokens").lstrip(b'" ').startswith(b"-"):
         # "As long as the model allows" can depend on the cap, which differs between the legs: so would the prompt.
         raise RequestRefused("truncate_prompt_tokens must be a number of tokens here", param="truncate_prompt_tokens")
-    if body.has("kv_transfer_params"):
-        raise RequestRefused("kv_transfer_params is set by the router", param="kv_transfer_params")
+    if body.has(PARAMS_FIELD):
+        raise RequestRefused(f"{PARAMS_FIELD} is set by the router", param=PARAMS_FIELD)
 
 
 def single_body(body: ClientBody) -> bytes:
@@ -165,7 +161,7 @@ def decode_body(body: ClientBody, handoff: bytes | None) -> bytes:
     for name, rule in FIELDS.items():
         _apply(fields, name, rule.decode)
     if handoff is not None:
-        fields["kv_transfer_params"] = msgspec.Raw(handoff)
+        fields[PARAMS_FIELD] = msgspec.Raw(handoff)
     return msgspec.json.encode(fields)
 
 
@@ -188,7 +184,7 @@ class _Timing(msgspec.Struct):
 
 
 class _PrefillReply(msgspec.Struct):
-    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+    handoff: msgspec.Raw = msgspec.field(name=PARAMS_FIELD, default=msgspec.Raw())
     prompt_logprobs: msgspec.Raw = msgspec.Raw()
     usage: _Usage | None = None
     choices: list[_Choice] = msgspec.field(default_factory=list)
@@ -224,7 +220,7 @@ def read_prefill_reply(reply: bytes) -> PrefillResult | None:
     details = parsed.usage.prompt_tokens_details if parsed.usage is not None else None
     first = parsed.choices[0] if parsed.choices else _Choice()
     return PrefillResult(
-        handoff=_present(parsed.kv_transfer_params, empty=(b"{}", b"[]", b"false")),
+        handoff=handed_over(bytes(parsed.handoff)),
         cached_tokens=details.cached_tokens if details is not None else None,
         prompt_logprobs=_present(parsed.prompt_logprobs),
         choice_prompt_logprobs=_present(first.prompt_logprobs),
@@ -297,9 +293,9 @@ def _apply(fields: Body, name: str, treatment: Treatment) -> None:
         fields[name] = msgspec.Raw(treatment.value)
 
 
-def _present(raw: msgspec.Raw, empty: tuple[bytes, ...] = ()) -> bytes | None:
+def _present(raw: msgspec.Raw) -> bytes | None:
     value = bytes(raw)
-    return None if value in (b"", _NULL, *empty) else value
+    return None if value in (b"", _NULL) else value
 
 
 def _session_id(fields: Body, names: tuple[str, ...]) -> str | None:

@@ -1,6 +1,6 @@
 """A streamed reply on its way through: line by line, changed only where the P engine knows better.
 
-`flow.py` makes one `StreamMerge` per relayed leg; `io/server.py` feeds it what arrives and writes what comes
+`flow.py` makes one `StreamMerge` per relayed leg; `io/exchange.py` feeds it what arrives and writes what comes
 out. Whole lines leave at once; of a line in the making only the beginning is kept.
 """
 

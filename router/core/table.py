@@ -14,7 +14,8 @@ from typing import Literal
 from router.settings import EngineRole
 
 LegFailure = Literal["unreachable", "broken", "timeout", "engine_error"]
-"""How a leg failed: no connection; connection lost before the end; no answer in time; a 5xx or its like."""
+"""How a leg failed: no connection, or a replica that was lost meanwhile; connection lost before the end; no answer in
+time; a 5xx or its like."""
 
 ProbeFailure = Literal["slow", "refused"]
 """How a probe failed: no answer in time; anything else (no connection, a status that is not 200)."""
@@ -65,6 +66,10 @@ class ReplicaTable:
     def is_usable(self, name: str) -> bool:
         return self._health[name].usable
 
+    def is_sending(self, name: str, now: float) -> bool:
+        """Did it send bytes for an open request within the busy window?"""
+        return now - self._health[name].last_byte <= self._rules.busy_window_s
+
     def of_role(self, role: EngineRole) -> tuple[Replica, ...]:
         return tuple(replica for replica in self.replicas if replica.role == role)
 
@@ -81,7 +86,7 @@ class ReplicaTable:
     def probe_failed(self, name: str, failure: ProbeFailure, now: float) -> bool:
         """Count a failed probe. A slow one says nothing about a replica that is busy sending."""
         health = self._health[name]
-        if failure == "slow" and now - health.last_byte <= self._rules.busy_window_s:
+        if failure == "slow" and self.is_sending(name, now):
             return False
         health.probes_failed += 1
         return self._take_out(health, health.probes_failed >= self._rules.probe_failures)

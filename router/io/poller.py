@@ -1,11 +1,13 @@
 """Asks each replica for its health, and the clock for idle sessions; tells the fleet.
 
 One task per replica, so that a slow one delays no other. What a failed probe means is decided in `core/table.py`.
+A task that ends by an exception is a mistake of ours: it is logged, and `main.py` ends the process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from typing import Self
 
@@ -13,6 +15,8 @@ from router.core.fleet import Fleet
 from router.core.table import Replica
 from router.io.upstream import Upstream
 from router.settings import RouterSettings
+
+_log = logging.getLogger(__name__)
 
 
 class Poller:
@@ -23,16 +27,26 @@ class Poller:
         self._fleet = fleet
         self._upstream = upstream
         self._tasks: list[asyncio.Task[None]] = []
+        self.failed = asyncio.Event()
+        """A task is dead: what the fleet knows grows old."""
 
     async def __aenter__(self) -> Self:
         loops = [self._probe(replica) for replica in self._fleet.table.replicas]
         self._tasks = [asyncio.create_task(each) for each in (*loops, self._expire())]
+        for task in self._tasks:
+            task.add_done_callback(self._ended)
         return self
 
     async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            _log.critical("a task that watches the engines failed", exc_info=error)
+            self.failed.set()
 
     async def _probe(self, replica: Replica) -> None:
         while True:

@@ -57,7 +57,7 @@ class PublicRoutes:
         self._tools = ExchangeTools(fleet=services.fleet, upstream=services.upstream, metrics=services.metrics)
         self._rules = FlowRules(
             retries=settings.retries,
-            leg_timeout_s=settings.request_timeout_s,
+            request_timeout_s=settings.request_timeout_s,
             handoff_lifetime_s=settings.handoff_lease_s - settings.handoff_margin_s,
             session_fields=settings.session_fields,
         )

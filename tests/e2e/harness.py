@@ -110,11 +110,12 @@ def metric(url: str, name: str) -> float:
     return sum(sample.value for sample in samples if sample.name == name)
 
 
-def wait_until(what: str, done: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:
-    """Look every 0.2 s until `done`; fails in words."""
+def wait_until(what: str | Callable[[], str], done: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:
+    """Look every 0.2 s until `done`; fails in words, which a callable `what` makes at that moment."""
     deadline = time.monotonic() + timeout_s
     while not done():
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {what}"
+        awaited = what if isinstance(what, str) else what()
+        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {awaited}"
         time.sleep(0.2)
 
 

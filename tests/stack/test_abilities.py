@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from connectors.abilities import REFERENCE_ABILITIES, ask
+from connectors.abilities import ask
+from connectors.reference import REFERENCE_ABILITIES
 
 pytestmark = [
     pytest.mark.stack,

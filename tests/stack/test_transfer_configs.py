@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from connectors.abilities import ask
-from connectors.engine_argv import SHARED_LAYOUT_ARGUMENTS
+from connectors.engine_argv import OWNED_ARGUMENTS, SHARED_LAYOUT_ARGUMENTS, abbreviated
+from connectors.nixl import DEFAULT_LEASE_S
 from connectors.types import EngineAbilities, JsonDict
 from orchestrator.plan.build import build_plan
 from orchestrator.plan.types import JobPlan
@@ -126,11 +127,30 @@ def test_every_command_line_is_understood(plans: dict[str, JobPlan], monkeypatch
     for name, plan in plans.items():
         for engine in plan.engines:
             argv = unit(plan, engine.name).argv
-            args, unknown = parser.parse_known_args(list(argv[3:]))
+            args, unknown = parser.parse_known_args(list(argv[4:]))
             assert unknown == [], f"{name}: {engine.name}"
             assert args.model == "/models/small"
             assert args.enable_scale_out is True
             assert args.enable_prompt_tokens_details is True
+
+
+def test_no_argument_of_vllms_is_refused_as_a_beginning_of_another() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    names = {action.dest for action in parser._actions}
+    assert {name for name in names if abbreviated(name)} == set()
+    assert set(OWNED_ARGUMENTS) - {"node_rank"} <= names
+    assert parser.parse_known_args(["--tensor-par", "2"])[0].tensor_parallel_size == 2
+
+
+def test_our_idea_of_vllms_handoff_lease_is_right() -> None:
+    import vllm
+
+    folder = Path(vllm.__file__).parent / "distributed/kv_transfer/kv_connector/v1/nixl"
+    text = "".join(file.read_text() for file in folder.glob("*.py"))
+    assert set(re.findall(r'"kv_lease_duration", (\d+)', text)) == {str(DEFAULT_LEASE_S)}
 
 
 def test_our_idea_of_vllms_defaults_is_right() -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from deploy.errors import FileNotWritten, PortTaken, ProgramMissing, StartFailed
 from deploy.local.process_table import snapshot
-from deploy.unit import ListenPort, PlannedFile
+from deploy.unit import ListenPort, PlannedFile, PortRange
 
 LIMIT_S = 5.0
 
@@ -168,3 +168,31 @@ def test_environment_and_log_of_a_unit(workshop, monkeypatch):
     (workshop.pid_folder / "decode-0.pid").unlink()
     workshop.start("--log", "two")
     assert record.log.read_text() == "one\ntwo\n"
+
+
+def test_a_unit_runs_in_its_own_folder(workshop):
+    dump, folder = workshop.folder / "dump.json", workshop.folder / "job folder"
+    folder.mkdir()
+    record = workshop.backend.start(workshop.run, replace(workshop.unit("--dump", str(dump)), cwd=folder))
+    workshop.pid("decode-0")
+    assert Path(f"/proc/{record.pid}/cwd").resolve() == folder
+    workshop.backend.stop(workshop.run, [record], grace_s=1.0)
+
+
+def test_a_folder_that_is_not_there_is_named(workshop):
+    unit = replace(workshop.unit(), cwd=workshop.folder / "absent")
+    with pytest.raises(StartFailed, match=r"its folder .*/absent does not exist; make it"):
+        workshop.backend.start(workshop.run, unit)
+
+
+@pytest.mark.parametrize(("needed", "taken"), [(2, True), (1, False)])
+def test_a29_a_range_is_taken_when_too_few_of_its_ports_are_free(workshop, free_port, needed, taken):
+    workshop.start_outsider("--listen", str(free_port), label="outsider")
+    span = PortRange(name="transfers", first=free_port, count=2, needed=needed, setting="ports.base")
+    unit = replace(workshop.unit(), port_ranges=(span,))
+    if not taken:
+        workshop.backend.prepare(workshop.run, [unit], [])
+        return
+    says = rf"port {free_port} \(transfers, 2 of {free_port}-{free_port + 1} must be free of decode-0\).*\(ports.base\)"
+    with pytest.raises(PortTaken, match=says):
+        workshop.backend.prepare(workshop.run, [unit], [])

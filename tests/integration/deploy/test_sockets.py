@@ -28,3 +28,10 @@ def test_a_closed_connection_in_the_way_passes_by_itself(free_port):
 def test_sockets_of_other_ports_do_not_matter(free_port):
     entry = SocketEntry(port=free_port + 1, state="0A", uid=0, inode=UNOWNED_INODE)
     assert find_holder(free_port, [entry]) is None
+
+
+def test_the_field_that_moves_the_port_is_named(free_port):
+    entry = SocketEntry(port=free_port, state="0A", uid=1234, inode=UNOWNED_INODE)
+    found = find_holder(free_port, [entry], setting="ports.base")
+    assert found is not None
+    assert found.mend == "free it or choose another port (ports.base)"

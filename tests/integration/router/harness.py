@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +81,23 @@ class Bench:
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
         full = "headrace_router_" + name
         return sum(each.value for each in samples if each.name == full and labels.items() <= each.labels.items())
+
+
+@contextmanager
+def deaf_listener(port: int = 0) -> Iterator[int]:
+    """A port on which connections are neither taken nor refused; its number."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", port))
+        listener.listen(0)
+        port = listener.getsockname()[1]
+        for _ in range(4):
+            # What fills the queue of connections that nobody takes.
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(("127.0.0.1", port))
+        yield port
 
 
 async def until(condition: Callable[[], bool], timeout_s: float = 5.0) -> float:

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.fakes.stub_engine import HANDOFF
-from tests.integration.router.harness import CHAT, COMPLETIONS, bench, until
+from tests.integration.router.harness import CHAT, COMPLETIONS, bench, deaf_listener, until
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 429])
@@ -31,11 +31,11 @@ def test_a13_the_clients_mistakes_blame_nobody(status: int) -> None:
     asyncio.run(case())
 
 
-def test_a14_a_timed_out_leg_is_closed_before_its_retry() -> None:
+def test_a14_a_leg_on_a_lost_replica_is_closed_before_its_retry() -> None:
     async def case() -> None:
-        async with bench(decode=2, request_timeout_s=0.5) as made:
+        async with bench(decode=2, probe_timeout_s=0.1, probe_failures=2) as made:
             first, second = made.decode
-            first.silent = True
+            first.silent, first.health_s = True, 5.0
             open_at_retry: list[int] = []
             whole = second._whole
             second._whole = lambda *args: (open_at_retry.append(first.open), whole(*args))[1]  # type: ignore[method-assign]
@@ -47,14 +47,78 @@ def test_a14_a_timed_out_leg_is_closed_before_its_retry() -> None:
     asyncio.run(case())
 
 
-def test_a_request_that_times_out_everywhere_gets_a_504() -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_time_of_a_request_covers_both_legs_and_all_attempts(stream: bool) -> None:
     async def case() -> None:
-        async with bench(request_timeout_s=0.3) as made:
-            made.prefill[0].silent = True
-            answer = await made.post()
+        async with bench(request_timeout_s=0.6) as made:
+            made.prefill[0].latency_s, made.decode[0].silent = 0.35, True
+            started = time.monotonic()
+            answer = await made.post(stream=stream)
+            assert 0.5 < time.monotonic() - started < 0.9
             assert answer.status == 504
             assert answer.json["error"]["type"] == "GatewayTimeoutError"
-            assert len(made.prefill[0].requests) == 2
+            assert (len(made.prefill[0].requests), len(made.decode[0].requests)) == (1, 1)
+            await until(lambda: made.decode[0].closed_early == 1)
+            assert await made.metric("legs_total", role="decode", outcome="timeout") == 1
+            assert await made.metric("replica_up") == 2
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_leg_on_a_replica_that_is_lost_ends_at_once(stream: bool) -> None:
+    async def case() -> None:
+        async with bench(probe_timeout_s=0.1, probe_failures=2) as made:
+            decode = made.decode[0]
+            decode.silent = True
+            answer = asyncio.create_task(made.post(stream=stream))
+            await until(lambda: decode.open == 1)
+            decode.health_s = 5.0
+            assert (await asyncio.wait_for(answer, 3)).status == 503
+            assert await made.metric("legs_total", role="decode", outcome="unreachable") == 1
+            assert await made.metric("legs_in_flight") == 0
+            await until(lambda: decode.closed_early == 1)
+
+    asyncio.run(case())
+
+
+def test_failed_legs_that_take_a_replica_out_free_those_that_wait_there() -> None:
+    async def case() -> None:
+        async with bench(decode=2, leg_failures=1, retries=1) as made:
+            first, second = made.decode
+            first.silent = True
+            waiting = asyncio.create_task(made.post(session="s"))
+            await until(lambda: first.open == 1)
+            first.silent, first.status = False, 500
+            assert (await made.post(session="s")).headers["x-headrace-decode"] == second.name
+            answer = await asyncio.wait_for(waiting, 3)
+            assert (answer.status, answer.headers["x-headrace-decode"]) == (200, second.name)
+
+    asyncio.run(case())
+
+
+def test_a15_a_stream_on_a_lost_replica_goes_on_while_bytes_come_and_ends_when_it_falls_silent() -> None:
+    async def case() -> None:
+        async with bench(probe_interval_s=0.1, probe_timeout_s=0.4, probe_failures=1) as made:
+            decode = made.decode[0]
+            decode.tokens, decode.token_s = ["t"] * 8, 0.1
+            flowing = asyncio.create_task(made.post(stream=True))
+            await until(lambda: len(decode.sent_at) == 1)
+            decode.healthy = False
+            await until(lambda: not made.router.services.fleet.table.is_usable(decode.name))
+            answer = await flowing
+            assert [each["choices"][0]["text"] for each in answer.events] == ["t"] * 8
+
+            decode.healthy = True
+            await until(lambda: made.router.services.fleet.table.is_usable(decode.name))
+            decode.token_s = 60.0
+            silent = asyncio.create_task(made.post(stream=True))
+            await until(lambda: len(decode.sent_at) == 9)
+            decode.healthy = False
+            answer = await asyncio.wait_for(silent, 3)
+            assert answer.events[-1]["error"]["code"] == 503
+
+    asyncio.run(case())
 
     asyncio.run(case())
 
@@ -230,7 +294,7 @@ def test_a37_ids_and_paths_make_no_series() -> None:
 
 def test_a39_a_handoff_past_its_lease_is_never_sent() -> None:
     async def case() -> None:
-        async with bench(handoff_lease_s=0.6, handoff_margin_s=0.2) as made:
+        async with bench(handoff_lease_s=0.6, handoff_margin_s=0.2, connect_timeout_s=0.3) as made:
             made.prefill[0].latency_s = 0.5
             first = asyncio.create_task(made.post())
             await until(lambda: len(made.prefill[0].requests) == 1)
@@ -248,6 +312,28 @@ def test_a39_a_handoff_past_its_lease_is_never_sent() -> None:
             assert "kv_transfer_params" not in made.decode[0].requests[1].body
             assert await made.metric("handoffs_total", outcome="expired") == 3
             assert len(made.prefill[0].requests) == 4
+
+    asyncio.run(case())
+
+
+def test_a39_no_handoff_waits_past_its_lease_for_a_connection() -> None:
+    async def case() -> None:
+        # Connecting may take longer than what the prefill leg leaves of the lease.
+        times = {"handoff_lease_s": 0.8, "handoff_margin_s": 0.2, "connect_timeout_s": 0.5}
+        async with bench(**times, probe_interval_s=30.0, probe_timeout_s=30.0) as made:
+            decode = made.decode[0]
+            made.prefill[0].latency_s = 0.3
+            port = int(decode.url.rsplit(":", 1)[1])
+            await decode.stop()
+            with deaf_listener(port):
+                answer = await made.post()
+            first, second = made.prefill[0].requests
+            assert first.request_id != second.request_id
+            assert await made.metric("handoffs_total", outcome="expired") == 2
+            assert await made.metric("legs_total", role="decode", outcome="expired") == 2
+            # The last leg, without a handoff, had all the time that connecting may take: that is the replica's fault.
+            assert await made.metric("legs_total", role="decode", outcome="unreachable") == 1
+            assert answer.status == 503
 
     asyncio.run(case())
 

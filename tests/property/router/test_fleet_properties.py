@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from router.core.commands import Answer, CancelLeg, EndRelay, SendLeg
-from router.core.events import Arrived, ClientGone, LegAnswered, LegFailed, LegStreaming, StreamEnded
+from router.core.events import Arrived, ClientGone, HandoffExpired, LegAnswered, LegFailed, LegStreaming, StreamEnded
 from router.core.fleet import Fleet
 from router.core.flow import Flow, FlowRules
 from router.core.gate import Gate
 from router.settings import RouterSettings
 
 LIFETIME_S = 28.0
+TIMEOUT_S = 100.0
 JSON = "application/json"
 SETTINGS = {
     "job": "test", "host": "h", "port": 1, "internal_host": "h", "internal_port": 2, "handoff_lease_s": 30.0,
@@ -36,6 +37,7 @@ REPLICAS = [engine["name"] for engine in SETTINGS["engines"]]  # type: ignore[in
 class Client:
     flow: Flow
     live: SendLeg | None = None
+    arrived_at: float = 0.0
     sent_at: float = 0.0
     prefill_legs: int = 0
     gone: bool = False
@@ -79,6 +81,7 @@ class Requests(RuleBasedStateMachine):
         assert not client.gone
         assert self.fleet.table.is_usable(leg.replica)
         assert self.gate.state == "open" or (self.gate.state == "holding" and leg.role == "decode")
+        assert 0 < leg.timeout_s == client.arrived_at + TIMEOUT_S - self.now, "past the deadline"
         client.prefill_legs += leg.role == "prefill"
         assert client.prefill_legs <= 3
         transfer = json.loads(leg.body).get("kv_transfer_params")
@@ -86,12 +89,18 @@ class Requests(RuleBasedStateMachine):
             number = transfer["number"]
             assert number not in self.used, "a handoff used twice"
             assert self.now - self.handoffs[number] <= LIFETIME_S, "a handoff past its lease"
+            assert leg.send_by == self.handoffs[number] + LIFETIME_S
             self.used.add(number)
+        else:
+            assert leg.send_by is None
 
     @rule(target=clients, session=st.sampled_from([None, "a", "b", "c"]))
     def arrive(self, session: str | None) -> Any:
-        rules = FlowRules(retries=2, leg_timeout_s=60.0, handoff_lifetime_s=LIFETIME_S, session_fields=("session_id",))
+        rules = FlowRules(
+            retries=2, request_timeout_s=TIMEOUT_S, handoff_lifetime_s=LIFETIME_S, session_fields=("session_id",)
+        )
         client = Client(flow=Flow(fleet=self.fleet, gate=self.gate, rules=rules))
+        client.arrived_at = self.now
         body = json.dumps({"prompt": "x" * 40, "session_id": session}).encode()
         self.all.append(client)
         key = str(len(self.all))
@@ -128,6 +137,11 @@ class Requests(RuleBasedStateMachine):
     def fail(self, client: Client, failure: Any) -> None:
         if client.live is not None:
             self.step(client, LegFailed(leg=client.live.leg, failure=failure, detail="x"))
+
+    @rule(client=clients)
+    def expire(self, client: Client) -> None:
+        if client.live is not None and client.live.send_by is not None and client.flow.state == "decode":
+            self.step(client, HandoffExpired(leg=client.live.leg))
 
     @rule(client=consumes(clients))
     def leave(self, client: Client) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from connectors.chain import ChainParts, NativeTier, connectors_named, transfer_config
+from connectors.chain import ChainParts, NativeTier, read_transfer_config, transfer_config
 from connectors.mooncake import StoreSettings
 from connectors.nixl import NixlSettings
 from connectors.types import JsonDict, Role
@@ -75,20 +75,30 @@ def test_what_an_engine_does_not_read_is_left_out() -> None:
     }
 
 
+def multi(*children: object) -> JsonDict:
+    return {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": list(children)}}
+
+
+NIXL_60 = {"kv_connector": "NixlConnector", "kv_connector_extra_config": {"kv_lease_duration": 60}}
+STORE_CHILD = {"kv_connector": "MooncakeStoreConnector"}
+
+
 @pytest.mark.parametrize(
-    ("config", "names"),
+    ("config", "names", "lease", "lease_named"),
     [
-        ({}, ()),
-        ({"kv_connector": "NixlConnector"}, ("NixlConnector",)),
-        ({"kv_connector": "MultiConnector"}, ("MultiConnector",)),
-        (
-            {
-                "kv_connector": "MultiConnector",
-                "kv_connector_extra_config": {"connectors": [{"kv_connector": "A"}, {"kv_connector": "B"}, 3]},
-            },
-            ("A", "B"),
-        ),
+        ({}, (), None, False),
+        ({"kv_connector": "NixlConnector"}, ("NixlConnector",), 30, False),
+        ({"kv_connector": "NixlConnector", "kv_connector_extra_config": "x"}, ("NixlConnector",), 30, False),
+        (NIXL_60, ("NixlConnector",), 60, True),
+        ({"kv_connector": "MultiConnector"}, ("MultiConnector",), None, False),
+        (multi(NIXL_60, STORE_CHILD, 3), ("NixlConnector", "MooncakeStoreConnector"), 60, True),
+        (multi(STORE_CHILD), ("MooncakeStoreConnector",), None, False),
+        ({**multi(STORE_CHILD), "kv_connector": "Other"}, ("Other",), None, False),
     ],
 )
-def test_names_in_a_config_of_the_users(config: JsonDict, names: tuple[str, ...]) -> None:
-    assert connectors_named(config) == names
+def test_a39_a_config_of_the_users_is_read_as_vllm_reads_it(
+    config: JsonDict, names: tuple[str, ...], lease: int | None, lease_named: bool
+) -> None:
+    reading = read_transfer_config(config)
+    assert (reading.connectors, reading.lease, reading.lease_named) == (names, lease, lease_named)
+    assert reading.joins_pool is ("MooncakeStoreConnector" in names)

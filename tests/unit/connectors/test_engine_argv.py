@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from connectors.engine_argv import parallel_sizes, server_argv
+from connectors.engine_argv import abbreviated, parallel_sizes, server_argv
 from connectors.types import ParallelSizes
 
 
@@ -27,11 +27,11 @@ from connectors.types import ParallelSizes
     ],
 )
 def test_one_argument(name: str, value: object, argv: list[str]) -> None:
-    assert list(server_argv("py", {name: value})) == ["py", "-m", "vllm.entrypoints.openai.api_server", *argv]
+    assert list(server_argv("py", {name: value})) == ["py", "-P", "-m", "vllm.entrypoints.openai.api_server", *argv]
 
 
 def test_arguments_stand_in_the_order_of_their_names() -> None:
-    assert server_argv("py", {"b": 1, "a": 2})[3:] == ("--a", "2", "--b", "1")
+    assert server_argv("py", {"b": 1, "a": 2})[4:] == ("--a", "2", "--b", "1")
 
 
 def test_a34_a_transfer_config_is_one_element() -> None:
@@ -49,3 +49,19 @@ def test_parallel_sizes() -> None:
 def test_a_size_that_is_none(value: object) -> None:
     with pytest.raises(ValueError, match="^tensor_parallel_size is .*, not a positive integer"):
         parallel_sizes({"tensor_parallel_size": value})
+
+
+@pytest.mark.parametrize(
+    ("name", "whole"),
+    [
+        ("tensor_parallel", "tensor_parallel_size"),
+        ("ssl_key", "ssl_keyfile"),
+        ("dty", "dtype"),
+        ("kv_transfer", "kv_transfer_config"),
+        ("dtype", None),
+        ("max_num_seqs", None),
+        ("data_parallel_size_local", None),
+    ],
+)
+def test_the_beginning_of_a_name_with_a_rule(name: str, whole: str | None) -> None:
+    assert abbreviated(name) == whole

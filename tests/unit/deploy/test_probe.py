@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.probe import metric_sum
+from deploy.probe import check, metric_sum
+from deploy.unit import HttpProbe, MetricProbe
 
 TEXT = """\
 # TYPE vllm:requests counter
@@ -33,3 +34,13 @@ untyped 7
 )
 def test_metric_sum(metric, expected):
     assert metric_sum(TEXT, metric) == expected
+
+
+@pytest.mark.parametrize(
+    "url", ["http://::1:8000/health", "http://[::1/health", "http://a\x00b/health", "http:///x", "x"]
+)
+def test_an_address_that_is_none_is_an_answer(url):
+    for probe in (HttpProbe(url=url), MetricProbe(url=url, metric="m", at_least=1)):
+        result = check(probe, ())
+        assert not result.ready
+        assert result.detail.startswith("GET ")

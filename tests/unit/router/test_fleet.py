@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import pytest
 
-from router.core.fleet import Layout, not_ready_reason
+from connectors.engine_env import KEEP_ALIVE_S
+from router.core.fleet import Layout, ReplicaLost, not_ready_reason
 from router.core.gate import Gate
-from router.settings import EngineRole, RouterSettings
+from router.settings import EngineRole, PolicyName, RoundRobin, RouterSettings, StickyLeastLoaded
 
 if TYPE_CHECKING:
     from tests.unit.router.conftest import FleetMaker
@@ -69,6 +70,30 @@ def test_a12_a_lost_replica_keeps_no_session_and_its_legs_end_well(make_fleet: F
     assert (lost.sessions, lost.legs, lost.tokens) == (0, 0, 0)
 
 
+def test_a_loss_is_reported_and_a_busy_replica_keeps_its_streams(make_fleet: FleetMaker) -> None:
+    fleet = make_fleet(decode=1, probe_failures=2, probe_interval_s=1.0, probe_timeout_s=5.0)
+    told: list[ReplicaLost] = []
+    fleet.report_losses(told.append)
+    fleet.byte_seen("decode-0", 10.0)
+    for now in (11.0, 12.0, 17.0):
+        fleet.probe_failed("decode-0", "refused", now)
+    assert told == [ReplicaLost(replica="decode-0", silent=False), ReplicaLost(replica="decode-0", silent=True)]
+    fleet.probe_passed("decode-0")
+    fleet.leg_failed("decode-0", "unreachable")
+    assert told[2:] == [ReplicaLost(replica="decode-0", silent=False)]
+
+
+def test_a15_slow_probes_of_a_sending_replica_report_no_loss(make_fleet: FleetMaker) -> None:
+    fleet = make_fleet(decode=1, probe_failures=1)
+    told: list[ReplicaLost] = []
+    fleet.report_losses(told.append)
+    fleet.byte_seen("decode-0", 10.0)
+    fleet.probe_failed("decode-0", "slow", 12.0)
+    assert told == []
+    fleet.probe_failed("decode-0", "slow", 17.0)
+    assert told == [ReplicaLost(replica="decode-0", silent=True)]
+
+
 def test_layouts(make_fleet: FleetMaker) -> None:
     mixed = make_fleet(prefill=1, decode=1, colocated=1)
     assert mixed.layout() == Layout(kind="split", missing=None)
@@ -112,3 +137,24 @@ def test_settings_refuse_what_can_not_work(make_fleet: FleetMaker) -> None:
     with pytest.raises(ValueError, match="handoff_margin_s"):
         make_fleet.settings(handoff_margin_s=30.0)
     assert isinstance(make_fleet.settings(), RouterSettings)
+
+
+def test_a39_connecting_and_the_margin_fit_into_the_lease_together(make_fleet: FleetMaker) -> None:
+    times = {"handoff_margin_s": 2.0, "connect_timeout_s": 4.0}
+    assert make_fleet.settings(**times, handoff_lease_s=6.0).connect_timeout_s == 4.0
+    with pytest.raises(ValueError, match=r"connect_timeout_s \(4\.0\) and handoff_margin_s \(2\.0\)"):
+        make_fleet.settings(**times, handoff_lease_s=5.9)
+
+
+def test_a16_idle_connections_are_dropped_before_the_engines_drop_them(make_fleet: FleetMaker) -> None:
+    assert make_fleet.settings(keepalive_s=4.0, engine_keepalive_s=4.1).keepalive_s == 4.0
+    with pytest.raises(ValueError, match=r"keepalive_s \(5\.0\) must be below engine_keepalive_s \(5\.0\)"):
+        make_fleet.settings(keepalive_s=5.0, engine_keepalive_s=5.0)
+
+
+def test_a16_the_engines_are_started_with_the_keep_alive_that_the_router_reckons_with(make_fleet: FleetMaker) -> None:
+    assert make_fleet.settings().engine_keepalive_s == KEEP_ALIVE_S
+
+
+def test_every_policy_has_a_name() -> None:
+    assert {each.model_fields["type"].default for each in (StickyLeastLoaded, RoundRobin)} == set(get_args(PolicyName))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
 from connectors.types import JsonDict
+from deploy.local.request import child_environment
+from deploy.unit import RunContext
 from tests.unit.orchestrator.samples import (
     argument,
     colocated_data,
@@ -35,11 +38,26 @@ class TestEngineEnvironment:
         plan = plan_of(pd_data(env={"UCX_TLS": "tcp"}, roles={"decode": {"env": {"UCX_TLS": "all"}}}))
         assert [unit(plan, name).env["UCX_TLS"] for name in ("prefill-0", "decode-0")] == ["tcp", "all"]
 
+    def test_what_the_launching_shell_says_of_engines_is_taken_out(self) -> None:
+        engine = unit(plan_of(pd_data(env={"UCX_TLS": "tcp", "RANK": "3"})), "decode-0")
+        assert {"UCX_*", "MC_*", "MOONCAKE_*", "RANK", "MASTER_PORT", "VLLM_PORT"} <= set(engine.unset_env)
+        base = {"UCX_NET_DEVICES": "eth7", "UCX_TLS": "x", "RANK": "1", "VLLM_PORT": "1", "PATH": "/bin"}
+        run = RunContext(job="demo", run_id="r", log_dir=Path("/logs"))
+        env = child_environment(base | {"MC_X": "1"}, run, engine)
+        assert (env["UCX_NET_DEVICES"], env["UCX_TLS"], env["RANK"], env["PATH"]) == ("lo", "tcp", "3", "/bin")
+        assert {"VLLM_PORT", "MC_X"}.isdisjoint(env)
+
+    def test_modules_of_the_folder_where_it_starts_are_not_run(self) -> None:
+        plan = plan_of(pd_data(monitoring={"enabled": True}))
+        assert {planned.cwd for planned in plan.units} == {Path("/jobs/demo")}
+        for name in ("prefill-0", "decode-0", "router"):
+            assert unit(plan, name).argv[1:3] == ("-P", "-m")
+
     def test_a_colocated_engine_has_no_handoff(self) -> None:
         plan = plan_of(colocated_data())
         env = unit(plan, "colocated-0").env
         assert not any(name.startswith(("VLLM_NIXL", "UCX")) for name in env)
-        assert [choice.subject for choice in plan.choices] == ["KV layout", "store transport"]
+        assert "UCX" not in {choice.subject for choice in plan.choices}
 
 
 class TestChains:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from connectors.types import JsonDict
 from orchestrator.errors import PlanRefused
 from tests.unit.orchestrator.samples import (
     colocated_data,
+    error_at,
     facts_of,
     gpu_facts,
     node,
     pd_data,
     plan_of,
     unit,
+    warning_at,
 )
 
 TWO_NODES = (node(0, gpus=4, gib=512), node(1, gpus=4, gib=512))
@@ -41,9 +45,9 @@ class TestPlacement:
         data = pd_data(engine={"tensor_parallel_size": 2}, roles={"decode": {"replicas": 2}})
         plan = plan_of(data, gpu_facts(*TWO_NODES))
         assert [(engine.node, engine.gpus) for engine in plan.engines] == [
-            ("n0", (0, 1)),
-            ("n0", (2, 3)),
-            ("n1", (0, 1)),
+            ("n0", ("0", "1")),
+            ("n0", ("2", "3")),
+            ("n1", ("0", "1")),
         ]
         assert unit(plan, "decode-0").env["CUDA_VISIBLE_DEVICES"] == "2,3"
 
@@ -65,7 +69,23 @@ class TestPlacement:
     def test_gpus_may_be_shared_for_a_trial(self) -> None:
         facts = gpu_facts(node(gpus=1, gib=512, address="127.0.0.1"))
         plan = plan_of(pd_data(launch={"share_gpus": True}), facts)
-        assert [engine.gpus for engine in plan.engines] == [(0,), (0,)]
+        assert [engine.gpus for engine in plan.engines] == [("0",), ("0",)]
+
+    def test_only_gpus_of_the_users_allotment_are_handed_out(self) -> None:
+        mine = replace(node(gpus=2, gib=512, address="127.0.0.1"), visible_gpus=("5", "GPU-1a2b"))
+        plan = plan_of(pd_data(), gpu_facts(mine))
+        assert [unit(plan, engine.name).env["CUDA_VISIBLE_DEVICES"] for engine in plan.engines] == ["5", "GPU-1a2b"]
+
+    @pytest.mark.parametrize("gpus", [0, 1])
+    def test_a_job_of_another_launcher_is_shown_also_where_gpus_are_too_few(self, gpus: int) -> None:
+        data = pd_data(launch={"backend": "slurm"}, roles={"decode": {"replicas": 3}})
+        facts = gpu_facts(node(gpus=gpus, gib=512, address="127.0.0.1"))
+        plan = plan_of(data, facts)
+        assert len(plan.engines) == 4
+        assert "GPUs" in error_at(plan, "roles.decode.replicas").problem
+        found = warning_at(plan, "launch.backend")
+        assert found.problem == "planned for this machine's one node; slurm is not launched by this version"
+        assert plan.findings[0].severity == "error"
 
     def test_a_node_that_lends_no_core_leaves_its_engines_unbound(self) -> None:
         plan = plan_of(pd_data(), facts_of(node(cores=0, address="127.0.0.1")))

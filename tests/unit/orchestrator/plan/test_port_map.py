@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from orchestrator.errors import PlanRefused
@@ -11,6 +14,7 @@ from tests.unit.orchestrator.samples import (
     node,
     pd_data,
     plan_of,
+    unit,
 )
 
 
@@ -49,6 +53,29 @@ class TestPorts:
             ports = self.listening(plan_of(data, facts_of(reserved_ports=frozenset(reserved))), "n0")
             assert reserved.isdisjoint(ports)
             reserved |= set(ports)
+
+    def test_a29_jobs_of_one_name_in_two_state_folders_share_no_port(self) -> None:
+        mine = plan_of(pd_data(), facts_of())
+        assert plan_of(pd_data(), facts_of()).port_span == mine.port_span
+        theirs = plan_of(pd_data(), facts_of(job_dir="/home/other/jobs/demo"))
+        another_user = plan_of(pd_data(), replace(facts_of(), socket_dir=Path("/tmp/headrace-1001-0")))
+        for plan in (theirs, another_user):
+            assert set(self.listening(plan, "n0")) & set(self.listening(mine, "n0")) == {8000}
+
+    def test_a29_the_ports_that_store_clients_pick_from_are_part_of_the_plan(self) -> None:
+        plan = plan_of(pd_data())
+        for name in ("storage-prefill-0", "prefill-0"):
+            names, transfers = unit(plan, name).port_ranges
+            env = unit(plan, name).env
+            assert (names.first, names.count, names.needed) == (int(env["MC_STORE_CLIENT_MIN_PORT"]), 2, 1)
+            assert (transfers.first, transfers.count, transfers.needed) == (int(env["MC_MIN_RPC_PORT"]), 4, 2)
+        assert unit(plan, "router").port_ranges == ()
+
+    def test_a29_each_port_names_the_field_that_moves_it(self) -> None:
+        plan = plan_of(pd_data(monitoring={"enabled": True}))
+        settings = {(planned.name, port.name): port.setting for planned in plan.units for port in planned.ports}
+        assert settings.pop(("router", "http")) == "router.port"
+        assert set(settings.values()) == {"ports.base"}
 
     def test_a29_a_job_keeps_clear_of_others_in_its_own_block_too(self) -> None:
         data = pd_data(ports={"base": 20000}, router={"port": 20003})

@@ -43,6 +43,11 @@ def test_a22_the_load_failure_policy_is_always_stated() -> None:
         ({"engine": {"host": "0.0.0.0"}}, "engine.host"),
         ({"engine": {"model": "x"}}, "engine.model"),
         ({"engine": {"served-model-name": "x"}}, "engine.served-model-name"),
+        ({"engine": {"data_parallel_rpc_port": 1}}, "engine.data_parallel_rpc_port"),
+        ({"engine": {"master_port": 1}}, "engine.master_port"),
+        ({"engine": {"nnodes": 2}}, "engine.nnodes"),
+        ({"engine": {"ssl_keyfile": "/k"}}, "engine.ssl_keyfile"),
+        ({"engine": {"api_server_count": 2}}, "engine.api_server_count"),
         ({"engine": {"kv_offloading_size": 1}}, "engine.kv_offloading_size"),
         ({"engine": {"max-num-seqs": 1}}, "engine.max-num-seqs"),
         (roles(engine={"api_key": "x"}), "roles.decode.engine.api_key"),
@@ -78,7 +83,8 @@ def test_an_explicit_transfer_config_wins_with_a_warning() -> None:
     plan = plan_of(pd_data(**roles(engine={"kv_transfer_config": config})))
     assert transfer(plan, "decode-0") == config
     found = warning_at(plan, "roles.decode.engine.kv_transfer_config")
-    assert found.problem == "replaces the composed chain of decode by NixlConnector"
+    assert found.problem.startswith("replaces the composed chain of decode by NixlConnector; ")
+    assert found.problem.endswith("decode then has no part in the pool")
     assert plan.errors == ()
 
 
@@ -139,9 +145,65 @@ def test_a_model_that_is_not_there() -> None:
 
 
 def test_an_engine_whose_handoff_lease_is_not_ours_to_set() -> None:
-    plan = plan_of(pd_data(), gpu_facts(abilities=replace(GPU, handoff_lease=False)))
-    assert "is 30 s, and vLLM 0.32.0" in warning_at(plan, "handoff.lease").problem
+    facts = gpu_facts(abilities=replace(GPU, handoff_lease=False))
+    plan = plan_of(pd_data(), facts)
+    assert plan.findings == ()
     assert "kv_lease_duration" not in str(transfer(plan, "prefill-0"))
+    says = ("is 20 s, and vLLM 0.32.0", "for 30 s whatever it is told", 'set it to "30s"')
+    assert_error(pd_data(handoff={"lease": "20s"}), "handoff.lease", *says, facts=facts)
+
+
+def nixl(**extra: int | str) -> JsonDict:
+    return {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "fail",
+        "kv_connector_extra_config": extra,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "lease", "says"),
+    [
+        (nixl(kv_lease_duration=60), "30s", ("has kv_lease_duration 60", "which is 30 s", 'handoff.lease = "60s"')),
+        (nixl(), "20s", ("vLLM's default of 30 s", "which is 20 s", 'handoff.lease = "30s"', "kv_lease_duration = 20")),
+        (nixl(kv_lease_duration="60"), "20s", ("has kv_lease_duration '60'", "kv_lease_duration = 20")),
+    ],
+)
+def test_a39_a_transfer_config_of_the_users_and_the_router_go_by_one_lease(
+    config: JsonDict, lease: str, says: tuple[str, ...]
+) -> None:
+    data = pd_data(handoff={"lease": lease}, roles={"prefill": {"engine": {"kv_transfer_config": config}}})
+    assert_error(data, "roles.prefill.engine.kv_transfer_config", *says)
+
+
+@pytest.mark.parametrize(("config", "lease"), [(nixl(kv_lease_duration=20), "20.5s"), (nixl(), "30s")])
+def test_a39_equal_leases_are_no_error(config: JsonDict, lease: str) -> None:
+    data = pd_data(handoff={"lease": lease}, roles={"prefill": {"engine": {"kv_transfer_config": config}}})
+    assert not any("lease" in error.problem for error in plan_of(data).errors)
+
+
+def test_a21_who_joins_the_pool_is_what_the_transfer_config_says() -> None:
+    store = {"kv_connector": "MooncakeStoreConnector", "kv_load_failure_policy": "recompute"}
+    plan = plan_of(pd_data(kv_offload={"cpu": {"num_bytes": 1}}, **roles(engine={"kv_transfer_config": nixl()})))
+    assert [engine.joins_pool for engine in plan.engines] == [True, False]
+    assert "MOONCAKE_CONFIG_PATH" not in unit(plan, "decode-0").env
+    joined = plan_of(pd_data(**roles(engine={"kv_transfer_config": store})))
+    assert [engine.joins_pool for engine in joined.engines] == [True, True]
+    assert "no part in a handoff" in warning_at(joined, "roles.decode.engine.kv_transfer_config").problem
+    stray = pd_data(**roles(kv_offload="none", engine={"kv_transfer_config": store}))
+    field = "roles.decode.engine.kv_transfer_config"
+    assert_error(stray, field, "kv_offload of decode names none", 'kv_offload.type = "mooncake"')
+
+
+def test_a42_the_token_route_is_not_switched_off() -> None:
+    assert_error(pd_data(engine={"enable_scale_out": False}), "engine.enable_scale_out", "--enable-scale-out", "403")
+
+
+def test_a19_the_beginning_of_a_name_does_not_pass_by_its_rules() -> None:
+    data = pd_data(**roles(engine={"tensor_parallel": 2}))
+    field = "roles.decode.engine.tensor_parallel"
+    assert_error(data, field, "is a beginning of tensor_parallel_size", "write the whole name")
 
 
 def test_weights_are_checked_and_not_driven_yet() -> None:

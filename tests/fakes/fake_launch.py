@@ -1,0 +1,237 @@
+"""A machine that runs no process, and everything that a `JobService` or a `Supervisor` needs around it.
+
+The machine outlives the backends that look at it, as the kernel outlives `headrace`. Knobs and records are attributes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from connectors.engine_client import CacheConfig
+from deploy.probe import ProbeResult
+from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord, UnitStatus
+from orchestrator.plan.facts import ClusterFacts
+from orchestrator.plan.types import EnginePlan, JobPlan, RouterPlan
+from orchestrator.service import JobService
+from orchestrator.spec.job import JobSpec
+from orchestrator.store.database import Database
+from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.supervisor.interfaces import GateFailed, Progress
+from orchestrator.supervisor.loop import Supervisor
+from orchestrator.supervisor.startup_checks import OffloadProbe
+from tests.unit.orchestrator.samples import facts_of, pd_data, plan_of, spec_of
+
+NOW = 1_000_000.0
+
+
+@dataclass
+class FakeMachine:
+    """What runs on it, and what was done to it."""
+
+    living: dict[int, tuple[str, str]] = field(default_factory=dict)
+    """pid -> (run id, unit name); a stray's name is that of no recorded unit."""
+    exit_codes: dict[int, int] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+    stopped: list[tuple[str, ...]] = field(default_factory=list)
+    """The units of each stop, in order."""
+    prepared: list[str] = field(default_factory=list)
+    sweeps: int = 0
+    log_text: str = "first line\nlast line\n"
+    """What every started unit writes."""
+    undying: set[str] = field(default_factory=set)
+    """Units whose processes cannot be ended."""
+    on_start: Callable[[str], None] = lambda _name: None
+    """Called with a unit's name just after it was started, before anyone can record it."""
+    prepare_fails: Exception | None = None
+    pids: itertools.count[int] = field(default_factory=lambda: itertools.count(100))
+
+    def names(self) -> list[str]:
+        return [name for _, name in self.living.values()]
+
+    def run(self, run_id: str, name: str) -> int:
+        pid = next(self.pids)
+        self.living[pid] = (run_id, name)
+        return pid
+
+    def kill(self, name: str, exit_code: int = -9) -> None:
+        for pid in [pid for pid, (_, unit) in self.living.items() if unit == name]:
+            del self.living[pid]
+            self.exit_codes[pid] = exit_code
+
+    def end(self, pids: Sequence[int]) -> tuple[int, ...]:
+        """Returns those that would not end."""
+        left = tuple(pid for pid in pids if self.living[pid][1] in self.undying)
+        for pid in set(pids) - set(left):
+            del self.living[pid]
+        return left
+
+
+class FakeBackend:
+    """Implements `deploy.backend.Backend` on a `FakeMachine`."""
+
+    def __init__(self, machine: FakeMachine) -> None:
+        self.machine = machine
+
+    def prepare(self, run: RunContext, units: Sequence[LaunchUnit], files: Sequence[PlannedFile]) -> None:
+        if self.machine.prepare_fails is not None:
+            raise self.machine.prepare_fails
+        self.machine.prepared.append(run.run_id)
+
+    def start(self, run: RunContext, unit: LaunchUnit) -> UnitRecord:
+        run.log_dir.mkdir(parents=True, exist_ok=True)
+        log = run.log_dir / f"{unit.name}.log"
+        log.write_text(self.machine.log_text)
+        pid = self.machine.run(run.run_id, unit.name)
+        self.machine.started.append(unit.name)
+        self.machine.on_start(unit.name)
+        return UnitRecord(name=unit.name, node=unit.node, pid=pid, start_ticks=pid, boot_id="boot", log=log)
+
+    def poll(self, run: RunContext, records: Sequence[UnitRecord]) -> dict[str, UnitStatus]:
+        return {record.name: self._status(record) for record in records}
+
+    def _status(self, record: UnitRecord) -> UnitStatus:
+        alive = record.pid in self.machine.living
+        return UnitStatus(
+            name=record.name,
+            alive=alive,
+            members=(record.pid,) if alive else (),
+            exit_code=self.machine.exit_codes.get(record.pid),
+        )
+
+    def stop(self, run: RunContext, records: Sequence[UnitRecord], grace_s: float) -> tuple[int, ...]:
+        self.machine.stopped.append(tuple(record.name for record in records))
+        return self.machine.end([record.pid for record in records if record.pid in self.machine.living])
+
+    def sweep(self, run: RunContext, records: Sequence[UnitRecord], grace_s: float) -> tuple[int, ...]:
+        self.machine.sweeps += 1
+        known = {record.pid for record in records}
+        living = self.machine.living.items()
+        return self.machine.end([pid for pid, (run_id, _) in living if run_id == run.run_id and pid not in known])
+
+
+@dataclass
+class FakeProbe:
+    """A unit is ready unless it is named here."""
+
+    machine: FakeMachine
+    never_ready: set[str] = field(default_factory=set)
+    asked: list[str] = field(default_factory=list)
+
+    def __call__(self, probe: Probe, members: Sequence[int]) -> ProbeResult:
+        name = self.machine.living[members[0]][1]
+        self.asked.append(name)
+        ready = name not in self.never_ready
+        return ProbeResult(ready=ready, detail="answers" if ready else "GET /health: connection refused")
+
+
+@dataclass
+class FakeQuestions:
+    configs: dict[str, CacheConfig | None] = field(default_factory=dict)
+    """Where an engine does not say block size 32 and "auto"; None: it does not report."""
+    hits: float = 32
+    problem: str = ""
+    probed: list[str] = field(default_factory=list)
+    during_probe: Callable[[], None] = lambda: None
+
+    def cache_configs(self, engines: Sequence[EnginePlan]) -> Mapping[str, CacheConfig]:
+        usual = CacheConfig(block_size=32, cache_dtype="auto")
+        answers = {engine.name: self.configs.get(engine.name, usual) for engine in engines}
+        return {name: answer for name, answer in answers.items() if answer is not None}
+
+    def probe_offload(self, engine: EnginePlan, model: str, salt: str) -> OffloadProbe:
+        self.probed.append(engine.name)
+        self.during_probe()
+        return OffloadProbe(engine=engine.name, prompt_tokens=66, external_hit_tokens=self.hits, problem=self.problem)
+
+
+@dataclass
+class FakeGate:
+    opened: list[str] = field(default_factory=list)
+    failure: str = ""
+
+    def open(self, router: RouterPlan) -> None:
+        if self.failure:
+            raise GateFailed(self.failure)
+        self.opened.append(router.url)
+
+
+class UnsyncedDatabase(Database):
+    """Does not wait for the disk: a test that loses power is run again."""
+
+    def connect(self) -> sqlite3.Connection:
+        connection = super().connect()
+        connection.execute("PRAGMA synchronous = OFF")
+        return connection
+
+
+class FakeFleet:
+    """A store in a folder, a fake machine, and what stands on them."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.store = JobStore(UnsyncedDatabase(home))
+        self.machine = FakeMachine()
+        self.probe = FakeProbe(self.machine)
+        self.questions = FakeQuestions()
+        self.gate = FakeGate()
+        self.shown: list[Progress] = []
+        self.facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts] = self._facts
+
+    def backend(self) -> FakeBackend:
+        return FakeBackend(self.machine)
+
+    def supervisor(self) -> Supervisor:
+        return Supervisor(
+            store=self.store,
+            backend=self.backend(),
+            probe=self.probe,
+            questions=self.questions,
+            gate=self.gate,
+            look_every_s=0.001,
+        )
+
+    def service(self) -> JobService:
+        return JobService(
+            store=self.store,
+            backend=self.backend,
+            facts=self.facts,
+            socket_dir=lambda folder: self.home / f"sockets-{folder.name}",
+            probe=self.probe,
+            questions=self.questions,
+            gate=self.gate,
+            driver_wait_s=0.05,
+        )
+
+    def spec(self, **changes: object) -> JobSpec:
+        return spec_of(pd_data(**changes))
+
+    def plan(self, **changes: object) -> JobPlan:
+        return plan_of(pd_data(**changes), facts_of(job_dir=str(self.home / "jobs" / "demo")))
+
+    def record(self, plan: JobPlan | None = None, run_id: str = "run-1", now: float = NOW) -> StoredJob:
+        """A job that is about to start."""
+        plan = plan or self.plan()
+        directory, sockets = self.store.folder(plan.job), self.home / f"sockets-{plan.job}"
+        self.store.create(plan, run_id=run_id, directory=directory, socket_dir=sockets, now=now)
+        return self.store.get(plan.job)
+
+    def bring_up(self, name: str = "demo") -> StoredJob:
+        return self.supervisor().bring_up(name, self.shown.append)
+
+    def running(self) -> StoredJob:
+        """A job that came up."""
+        self.record()
+        return self.bring_up()
+
+    def _facts(self, spec: JobSpec, job_dir: Path, reserved: frozenset[int]) -> ClusterFacts:
+        return facts_of(job_dir=str(job_dir), reserved_ports=reserved)
+
+
+def stages(plan: JobPlan) -> list[tuple[str, ...]]:
+    """Names of the units of each stage, lowest first."""
+    numbers = sorted({unit.start_stage for unit in plan.units})
+    return [tuple(unit.name for unit in plan.units if unit.start_stage == number) for number in numbers]

@@ -1,0 +1,243 @@
+"""The control API behind a real server, over a service on fakes; every error has one shape."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.api.routes_job import MAX_BODY_BYTES
+from orchestrator.api.server import build_app
+from orchestrator.errors import Complaint, HeadraceError
+from tests.fakes.fake_launch import NOW, FakeFleet
+from tests.integration.orchestrator.serving import local_port, serving
+from tests.unit.orchestrator.samples import pd_data
+
+TOML = """
+name = "demo"
+[model]
+path = "/models/small"
+[roles.colocated]
+[monitoring]
+enabled = false
+"""
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> FakeFleet:
+    return FakeFleet(tmp_path)
+
+
+@pytest.fixture
+def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
+    yield serve(build_app(fleet.service(), token=None))
+    settle(fleet)
+
+
+def settle(fleet: FakeFleet) -> None:
+    """Starts and stops run in threads; none may outlive its test."""
+    deadline = time.monotonic() + 10
+    while any(fleet.service().is_driven(name) for name in fleet.store.names()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def wait_for(fleet: FakeFleet, phase: str) -> None:
+    deadline = time.monotonic() + 10
+    while fleet.store.get("demo").phase != phase:
+        assert time.monotonic() < deadline, fleet.store.get("demo")
+        time.sleep(0.01)
+    settle(fleet)
+
+
+def error(reply: httpx.Response, status: int) -> dict[str, Any]:
+    """The error of a reply; every one has this shape, and none shows our insides."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    body: dict[str, Any] = reply.json()
+    assert list(body) == ["error"]
+    assert set(body["error"]) == {"message", "complaints"}
+    assert body["error"]["message"]
+    assert "Traceback" not in reply.text
+    return dict(body["error"])
+
+
+def test_start_look_list_stop(fleet: FakeFleet, api: httpx.Client) -> None:
+    reply = api.post("/jobs", json=pd_data())
+    assert reply.status_code == 202
+    assert reply.json()["name"] == "demo"
+    wait_for(fleet, "ready")
+    shown = api.get("/jobs/demo").json()
+    assert shown["phase"] == "ready"
+    assert {unit["state"] for unit in shown["units"]} == {"ready"}
+    assert [engine["role"] for engine in shown["engines"]] == ["prefill", "decode"]
+    assert shown["pool"]["capacity_bytes"] == 256 << 20
+    assert [job["name"] for job in api.get("/jobs").json()["jobs"]] == ["demo"]
+    stopped = api.delete("/jobs/demo")
+    assert stopped.status_code == 200
+    assert stopped.json()["phase"] == "stopped"
+    assert fleet.machine.living == {}
+
+
+def test_a_toml_body(fleet: FakeFleet, api: httpx.Client) -> None:
+    reply = api.post("/jobs", content=TOML, headers={"content-type": "application/toml; charset=utf-8"})
+    assert reply.status_code == 202
+    wait_for(fleet, "ready")
+
+
+def test_a_stop_that_is_not_waited_for_is_on_record_when_it_is_answered(fleet: FakeFleet, api: httpx.Client) -> None:
+    api.post("/jobs", json=pd_data())
+    wait_for(fleet, "ready")
+    reply = api.delete("/jobs/demo", params={"wait": "false"})
+    assert reply.status_code == 202
+    assert reply.json()["phase"] in ("stopping", "stopped")
+    wait_for(fleet, "stopped")
+
+
+def test_a_failed_start_says_why(fleet: FakeFleet, api: httpx.Client) -> None:
+    fleet.gate.failure = "answered 500"
+    assert api.post("/jobs", json=pd_data()).status_code == 202
+    wait_for(fleet, "failed")
+    assert "did not open its gate: answered 500" in api.get("/jobs/demo").json()["reason"]
+
+
+def test_a_job_that_is_there_already(fleet: FakeFleet, api: httpx.Client) -> None:
+    api.post("/jobs", json=pd_data())
+    wait_for(fleet, "ready")
+    assert "already recorded as ready" in error(api.post("/jobs", json=pd_data()), 409)["message"]
+
+
+def test_a_job_file_with_a_wrong_field(api: httpx.Client) -> None:
+    found = error(api.post("/jobs", json=pd_data(models={"path": "x"})), 422)
+    assert [one["field"] for one in found["complaints"]] == ["models"]
+    assert "model" in found["complaints"][0]["mend"]
+
+
+@pytest.mark.parametrize("key", ["body", "syntax"])
+def test_an_unknown_key_is_a_wrong_field_whatever_its_name(api: httpx.Client, key: str) -> None:
+    error(api.post("/jobs", json=pd_data(**{key: 1})), 422)
+
+
+def test_a_plan_that_must_not_run(api: httpx.Client) -> None:
+    found = error(api.post("/jobs", json=pd_data(roles={"prefill": {"engine": {"block_size": 64}}})), 422)
+    assert "block_size" in found["complaints"][0]["field"]
+
+
+def test_a_backend_that_is_not_here(api: httpx.Client) -> None:
+    error(api.post("/jobs", json=pd_data(launch={"backend": "slurm"})), 422)
+
+
+@pytest.mark.parametrize("method", ["get", "delete"])
+def test_an_unknown_job(api: httpx.Client, method: str) -> None:
+    assert "recorded jobs: none" in error(api.request(method, "/jobs/nobody"), 404)["message"]
+    error(api.delete("/jobs/nobody", params={"wait": "false"}), 404)
+
+
+def test_an_unknown_route_and_a_wrong_method(api: httpx.Client) -> None:
+    error(api.get("/no/such/route"), 404)
+    reply = api.put("/jobs")
+    error(reply, 405)
+    assert set(reply.headers["allow"].split(", ")) <= {"GET", "POST"}
+
+
+def test_a_parameter_that_is_none(api: httpx.Client) -> None:
+    assert "wait" in error(api.delete("/jobs/demo", params={"wait": "perhaps"}), 422)["message"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"\xff\xfe\x00", id="not UTF-8"),
+        pytest.param(b'{"name": "demo", "mod', id="truncated"),
+        pytest.param(b'{"name": "\\ud800"}', id="half a surrogate pair"),
+        pytest.param(b"[1, 2]", id="no object"),
+        pytest.param(b"", id="empty"),
+        pytest.param(b'{"a": 1, "a": 2}', id="a key twice"),
+        pytest.param(b"[" * 100_000, id="nested too deep"),
+        pytest.param(b'{"a": NaN}', id="no number"),
+    ],
+)
+def test_a35_a_body_that_is_no_job_file(api: httpx.Client, fleet: FakeFleet, body: bytes) -> None:
+    refused = api.post("/jobs", content=body, headers={"content-type": "application/json"})
+    assert error(refused, 400)["complaints"]
+    after = api.get("/health")
+    assert after.json() == {"status": "ok"}
+    assert local_port(after) == local_port(refused)
+    assert fleet.store.names() == []
+
+
+def test_a_body_larger_than_any_job_file(api: httpx.Client) -> None:
+    assert str(MAX_BODY_BYTES) in error(api.post("/jobs", content=b"x" * (MAX_BODY_BYTES + 1)), 413)["message"]
+
+
+def test_a_token_is_asked_for_everywhere_but_at_the_health_route(
+    fleet: FakeFleet, serve: Callable[[Any], httpx.Client]
+) -> None:
+    client = serve(build_app(fleet.service(), token="secret"))
+    assert client.get("/health").status_code == 200
+    for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+        reply = client.get("/jobs", headers=headers)
+        error(reply, 401)
+        assert reply.headers["www-authenticate"] == "Bearer"
+    assert client.get("/jobs", headers={"authorization": "Bearer secret"}).json() == {"jobs": []}
+
+
+def broken(raises: Exception) -> Callable[..., Any]:
+    def call(*_: object) -> Any:
+        raise raises
+
+    return call
+
+
+def test_an_error_that_nobody_foresaw_is_json_and_shows_nothing(fleet: FakeFleet, api: httpx.Client) -> None:
+    fleet.store.names = broken(ZeroDivisionError("/secret/path"))  # type: ignore[method-assign]
+    reply = api.get("/jobs")
+    del fleet.store.names
+    assert "unexpected ZeroDivisionError" in error(reply, 500)["message"]
+    assert "secret" not in reply.text
+    after = api.get("/jobs")
+    assert after.status_code == 200
+    assert local_port(after) == local_port(reply)
+
+
+def test_an_error_of_ours_keeps_its_text(fleet: FakeFleet, api: httpx.Client) -> None:
+    fleet.store.names = broken(HeadraceError(str(Complaint(field="x", problem="y", mend="z"))))  # type: ignore[method-assign]
+    reply = api.get("/jobs")
+    del fleet.store.names
+    assert error(reply, 500)["message"] == "x: y; z"
+
+
+def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
+    fleet.record()
+    with serving(build_app(fleet.service(), token=None)):
+        wait_for(fleet, "ready")
+    assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
+
+
+def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
+    job = fleet.running()
+    fleet.store.set_phase("demo", job.run_id, "stopping", "", NOW)
+    with serving(build_app(fleet.service(), token=None)):
+        wait_for(fleet, "stopped")
+    assert fleet.machine.living == {}
+
+
+def test_a_start_that_another_process_drives_is_left_to_it(fleet: FakeFleet) -> None:
+    service = fleet.service()
+    admission = service.admit(fleet.spec())
+    with serving(build_app(service, token=None)):
+        assert fleet.machine.started == []
+    service.drive(admission, fleet.shown.append)
+    assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", None])
+def test_a_body_that_a_web_page_could_post_unasked_is_refused(api: httpx.Client, kind: str | None) -> None:
+    headers = {"content-type": kind} if kind else {}
+    refused = api.post("/jobs", content=json.dumps(pd_data()), headers=headers)
+    assert "application/json" in error(refused, 415)["message"]

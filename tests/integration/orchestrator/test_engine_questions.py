@@ -1,0 +1,130 @@
+"""Questions to running engines over HTTP: to one that keeps its KV, one that loses it, and ones that talk nonsense."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from connectors.engine_client import EXTERNAL_HITS, CacheConfig, EngineCallFailed, EngineClient
+from orchestrator.observe.engines import RunningEngines
+from orchestrator.plan.types import EnginePlan
+
+METRICS = 'vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0"} 1.0\n'
+
+
+@dataclass
+class SmallEngine:
+    """An ASGI app with the few routes; its pool gives back whole blocks of prompts that it has seen."""
+
+    keeps: bool = True
+    metrics: str = METRICS
+    refusals: int = 2
+    """How often a reset is refused, as while a save is under way."""
+    replies: dict[str, tuple[int, bytes]] = field(default_factory=dict)
+    """Given instead, by path."""
+    hits: int = 0
+    local: set[tuple[int, ...]] = field(default_factory=set)
+    pool: set[tuple[int, ...]] = field(default_factory=set)
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        body = (await receive()).get("body", b"")
+        status, answer = self.replies.get(scope["path"]) or self._answer(scope["path"], body)
+        await send(
+            {"type": "http.response.start", "status": status, "headers": [(b"content-length", b"%d" % len(answer))]}
+        )
+        await send({"type": "http.response.body", "body": answer})
+
+    def _answer(self, path: str, body: bytes) -> tuple[int, bytes]:
+        if path == "/metrics":
+            return 200, f"{self.metrics}{EXTERNAL_HITS}_total {self.hits}\n".encode()
+        if path == "/reset_prefix_cache":
+            self.refusals -= 1
+            if self.refusals < 0:
+                self.local.clear()
+            return 200, json.dumps({"success": self.refusals < 0}).encode()
+        return 200, json.dumps(self._complete(json.loads(body))).encode()
+
+    def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.bodies.append(body)
+        prompt = tuple(body["prompt"])
+        cached = 0
+        if prompt not in self.local and prompt in self.pool:
+            cached = (len(prompt) - 1) // 32 * 32
+            self.hits += cached
+        self.local.add(prompt)
+        if self.keeps:
+            self.pool.add(prompt)
+        return {"usage": {"prompt_tokens": len(prompt), "prompt_tokens_details": {"cached_tokens": cached}}}
+
+
+@pytest.fixture
+def engine() -> SmallEngine:
+    return SmallEngine()
+
+
+@pytest.fixture
+def plan(engine: SmallEngine, serve: Callable[[Any], httpx.Client]) -> EnginePlan:
+    url = str(serve(engine).base_url)
+    return EnginePlan(name="prefill-0", role="prefill", node="n", url=url, gpus=(), cores=(), joins_pool=True)
+
+
+def test_a21_a_pool_that_answers(engine: SmallEngine, plan: EnginePlan) -> None:
+    probe = RunningEngines().probe_offload(plan, "small", "salt")
+    assert (probe.engine, probe.prompt_tokens, probe.external_hit_tokens, probe.problem) == ("prefill-0", 66, 64, "")
+    assert [body["cache_salt"] for body in engine.bodies] == ["salt", "salt"]
+    assert engine.bodies[0] == engine.bodies[1]
+
+
+def test_a21_a_pool_that_keeps_nothing(engine: SmallEngine, plan: EnginePlan) -> None:
+    engine.keeps = False
+    assert RunningEngines().probe_offload(plan, "small", "salt").external_hit_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "body", "says"),
+    [
+        ("/v1/completions", 500, b"no", "answered 500: no"),
+        ("/v1/completions", 200, b"[1]", "no completion: [1]"),
+        ("/v1/completions", 200, b"<html>", "no completion: <html>"),
+        ("/metrics", 404, b"", "GET {url}/metrics answered 404"),
+        ("/metrics", 200, b"{not prometheus", "no Prometheus text"),
+        ("/metrics", 200, b"up 1\n", "no vllm:cache_config_info"),
+        ("/metrics", 200, b'vllm:cache_config_info{block_size="None",cache_dtype="auto"} 1\n', "no usable"),
+        ("/metrics", 200, b'vllm:cache_config_info{cache_dtype="auto"} 1\n', "no usable 'block_size'"),
+        ("/reset_prefix_cache", 404, b"", "/reset_prefix_cache answered 404"),
+    ],
+)
+def test_a_probe_that_cannot_be_made_says_why(
+    engine: SmallEngine, plan: EnginePlan, path: str, status: int, body: bytes, says: str
+) -> None:
+    engine.replies = {path: (status, body)}
+    assert says.format(url=plan.url) in RunningEngines().probe_offload(plan, "small", "salt").problem
+
+
+def test_cache_configs_leave_out_who_does_not_report(plan: EnginePlan) -> None:
+    silent = EnginePlan(
+        name="decode-0", role="decode", node="n", url="http://127.0.0.1:9", gpus=(), cores=(), joins_pool=True
+    )
+    reported = RunningEngines().cache_configs([silent, plan])
+    assert reported == {"prefill-0": CacheConfig(block_size=32, cache_dtype="auto")}
+
+
+@pytest.mark.parametrize(
+    ("body", "done"), [(b'{"success": true}', True), (b'{"success": false}', False), (b"", None), (b"[]", None)]
+)
+def test_answers_to_a_reset(engine: SmallEngine, plan: EnginePlan, body: bytes, done: bool) -> None:
+    engine.replies = {"/reset_prefix_cache": (200, body)}
+    with EngineClient(plan.url) as client:
+        assert client.reset_local_cache() is done
+
+
+def test_an_engine_that_is_not_there() -> None:
+    with EngineClient("http://127.0.0.1:9") as client, pytest.raises(EngineCallFailed, match=r"GET http.*/metrics: \S"):
+        client.cache_config()
