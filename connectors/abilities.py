@@ -9,7 +9,6 @@ import json
 import subprocess
 from pathlib import Path
 
-from connectors.reference import REFERENCE_ABILITIES as REFERENCE_ABILITIES
 from connectors.types import EngineAbilities
 
 ASK_TIMEOUT_S = 60.0

@@ -29,9 +29,7 @@ from router.io.metrics import Metrics
 from router.io.poller import Poller
 from router.io.server import Services, public_app
 from router.io.upstream import Upstream
-from router.settings import RouterSettings
-
-TOKEN_FILE_VARIABLE = "HEADRACE_TOKEN_FILE"
+from router.settings import TOKEN_FILE_VARIABLE, RouterSettings
 
 _log = logging.getLogger("router")
 

@@ -14,6 +14,10 @@ PolicyName = Literal["sticky_least_loaded", "round_robin"]
 """The `type` of each routing policy."""
 
 
+TOKEN_FILE_VARIABLE = "HEADRACE_TOKEN_FILE"
+"""Environment variable that names the file with the internal port's bearer token."""
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from connectors.mooncake import EPHEMERAL_PORTS_FROM
 from connectors.types import EngineAbilities
 from orchestrator.plan.facts import NodeFacts
 
@@ -17,7 +18,6 @@ GIB = 2**30
 FILES_NEEDED = 4096
 DISK_NEEDED_GIB = 2
 SHM_NEEDED_GIB = 1
-LOWEST_OUTGOING_PORT = 32768
 
 Verdict = Literal["ok", "warn", "fail"]
 
@@ -175,9 +175,9 @@ def outgoing_ports(port_range: str) -> Diagnosis:
         return Diagnosis(subject="ports", verdict="warn", found=found, mend="mount /proc")
     return Diagnosis(
         subject="ports",
-        verdict="ok" if int(ends[0]) >= LOWEST_OUTGOING_PORT else "warn",
+        verdict="ok" if int(ends[0]) >= EPHEMERAL_PORTS_FROM else "warn",
         found=f"outgoing connections take {'-'.join(ends)}",
-        mend=f"sysctl net.ipv4.ip_local_port_range='{LOWEST_OUTGOING_PORT} 60999'; planned ports lie below",
+        mend=f"sysctl net.ipv4.ip_local_port_range='{EPHEMERAL_PORTS_FROM} 60999'; planned ports lie below",
     )
 
 

@@ -20,13 +20,19 @@ from orchestrator.plan.pool_units import STAGE_FRONT
 from orchestrator.plan.port_map import PORTS_SETTING, PortMap
 from orchestrator.plan.types import EnginePlan, PoolPlan, RouterPlan
 from orchestrator.spec.job import ROUTER_DEFAULTS, JobSpec
-from router.settings import EngineEndpoint, PolicySettings, RoundRobin, RouterSettings, StickyLeastLoaded
+from router.settings import (
+    TOKEN_FILE_VARIABLE,
+    EngineEndpoint,
+    PolicySettings,
+    RoundRobin,
+    RouterSettings,
+    StickyLeastLoaded,
+)
 
 ROUTER_READY_S = 30.0
 PROMETHEUS_READY_S = 30.0
 DRAIN_SHARE = 0.8
 """Of launch.stop_grace: how long a router that was asked to stop lets open requests finish."""
-TOKEN_VARIABLE = "HEADRACE_TOKEN_FILE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +81,7 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         node=head.name,
         # -P: a folder named router where it is started must not be run instead.
         argv=(facts.headrace_python, "-P", "-m", "router.main", "--config", str(config)),
-        env={TOKEN_VARIABLE: token},
+        env={TOKEN_FILE_VARIABLE: token},
         cwd=facts.job_dir,
         ports=(
             ListenPort(name="http", port=settings.port, setting="router.port"),

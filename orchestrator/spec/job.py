@@ -118,6 +118,7 @@ class RouterSpec(SpecModel):
     session_idle: Seconds = StickyLeastLoaded().session_idle_s
     """A session without an open request is forgotten after this."""
     request_timeout: Seconds = ROUTER_DEFAULTS["request_timeout_s"].default
+    """For a whole request: all legs and attempts. 504 after it."""
     retries: Annotated[int, Field(ge=0, le=10)] = ROUTER_DEFAULTS["retries"].default
 
 

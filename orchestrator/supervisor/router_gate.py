@@ -1,7 +1,8 @@
-"""Moves the router's gate through its internal port."""
+"""Moves the router's gate through its internal port, and waits until the router itself says that it serves."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import httpx
@@ -10,6 +11,9 @@ from orchestrator.plan.types import RouterPlan
 from orchestrator.supervisor.interfaces import GateFailed
 
 CALL_TIMEOUT_S = 10.0
+READY_WITHIN_S = 60.0
+"""A router believes no engine before it has probed it itself; a first probe of a busy engine can take seconds."""
+LOOK_EVERY_S = 0.2
 
 
 class HttpGate:
@@ -17,6 +21,14 @@ class HttpGate:
 
     def open(self, router: RouterPlan) -> None:
         self._set(router, "open")
+        self._wait_ready(router.url)
+
+    def _wait_ready(self, url: str) -> None:
+        deadline = time.monotonic() + READY_WITHIN_S
+        while (reason := _not_ready(url)) is not None:
+            if time.monotonic() > deadline:
+                raise GateFailed(f"GET {url}/ready within {READY_WITHIN_S:.0f} s: {reason}")
+            time.sleep(LOOK_EVERY_S)
 
     def _set(self, router: RouterPlan, state: str) -> None:
         try:
@@ -36,3 +48,12 @@ class HttpGate:
             raise GateFailed(f"POST {router.internal_url}/gate: {str(error) or type(error).__name__}") from error
         if reply.is_error:
             raise GateFailed(f"POST {router.internal_url}/gate answered {reply.status_code}: {reply.text[:200]}")
+
+
+def _not_ready(url: str) -> str | None:
+    """Why the router does not serve yet; None once it does."""
+    try:
+        reply = httpx.get(f"{url}/ready", timeout=CALL_TIMEOUT_S, trust_env=False)
+    except httpx.HTTPError as error:
+        return str(error) or type(error).__name__
+    return None if reply.is_success else f"answered {reply.status_code}: {reply.text[:200]}"

@@ -27,6 +27,7 @@ class Poller:
         self._fleet = fleet
         self._upstream = upstream
         self._tasks: list[asyncio.Task[None]] = []
+        self._said: dict[str, bool] = {}
         self.failed = asyncio.Event()
         """A task is dead: what the fleet knows grows old."""
 
@@ -55,7 +56,19 @@ class Poller:
                 self._fleet.probe_passed(replica.name)
             else:
                 self._fleet.probe_failed(replica.name, failure, time.monotonic())
+            self._say_if_changed(replica, failure)
             await asyncio.sleep(self._settings.probe_interval_s)
+
+    def _say_if_changed(self, replica: Replica, failure: str | None) -> None:
+        """One line per change, also for what failed legs changed since the last probe."""
+        usable = self._fleet.table.is_usable(replica.name)
+        if usable == self._said.get(replica.name, False):
+            return
+        self._said[replica.name] = usable
+        if usable:
+            _log.info("%s at %s is usable", replica.name, replica.url)
+        else:
+            _log.warning("%s at %s is out (last probe: %s)", replica.name, replica.url, failure or "passed")
 
     async def _expire(self) -> None:
         while True:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from router.core.fleet import Fleet
-from router.main import TOKEN_FILE_VARIABLE, main
+from router.main import main
+from router.settings import TOKEN_FILE_VARIABLE
 from tests.integration.router.harness import make_settings
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from connectors.abilities import REFERENCE_ABILITIES
 from connectors.layout import Attention
+from connectors.reference import REFERENCE_ABILITIES
 from connectors.types import EngineAbilities, JsonDict
 from deploy.unit import LaunchUnit
 from orchestrator.errors import PlanRefused

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 import subprocess
 import sys
@@ -174,7 +175,8 @@ def test_doctor_without_an_engine_stack(cli: Cli) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_is_said_and_is_130(cli: Cli, stopped: FakeFleet, sent: signal.Signals) -> None:
-    command = [*cli.command, "logs", "demo", "router", "--follow"]
+    # A shell's background job ignores Ctrl-C, and its children inherit that.
+    command = ["env", "--default-signal=INT", *cli.command, "logs", "demo", "router", "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
         assert following.stdout is not None
         assert following.stderr is not None
@@ -188,7 +190,7 @@ def test_an_interruption_is_said_and_is_130(cli: Cli, stopped: FakeFleet, sent: 
 def test_a_reader_that_leaves_is_no_error(cli: Cli, stopped: FakeFleet) -> None:
     log = stopped.store.get("demo").run.log_dir / "router.log"
     log.write_text("line\n" * 200_000)
-    shell = f"{' '.join(cli.command)} logs demo router -n 200000 | head -1"
+    shell = f"{shlex.join(cli.command)} logs demo router -n 200000 | head -1"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
     assert done.stdout == "line\n"
     assert done.stderr == ""

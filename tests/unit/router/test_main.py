@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from router.main import TOKEN_FILE_VARIABLE, StartError, load_settings, load_token
+from router.main import StartError, load_settings, load_token
+from router.settings import TOKEN_FILE_VARIABLE
 
 
 def test_the_token_comes_from_the_named_file(tmp_path: Path) -> None:

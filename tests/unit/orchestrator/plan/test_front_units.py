@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.plan.front_units import TOKEN_VARIABLE
-from router.main import TOKEN_FILE_VARIABLE
-from router.settings import RouterSettings
+from router.settings import TOKEN_FILE_VARIABLE, RouterSettings
 from tests.unit.orchestrator.samples import file_text, pd_data, plan_of, unit
 
 
@@ -37,6 +35,5 @@ def test_the_router_has_drained_before_it_is_killed(grace: str, drain: float) ->
 
 def test_the_router_finds_its_token() -> None:
     plan = plan_of(pd_data())
-    assert TOKEN_VARIABLE == TOKEN_FILE_VARIABLE
-    assert unit(plan, "router").env[TOKEN_VARIABLE] == plan.router.token_file
+    assert unit(plan, "router").env[TOKEN_FILE_VARIABLE] == plan.router.token_file
     assert json.loads(file_text(plan, "router.json"))["job"] == "demo"
