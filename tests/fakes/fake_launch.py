@@ -122,7 +122,10 @@ class FakeProbe:
     asked: list[str] = field(default_factory=list)
 
     def __call__(self, probe: Probe, members: Sequence[int]) -> ProbeResult:
-        name = self.machine.living[members[0]][1]
+        living = self.machine.living.get(members[0])
+        if living is None:
+            return ProbeResult(ready=False, detail="gone since it was seen")
+        name = living[1]
         self.asked.append(name)
         ready = name not in self.never_ready
         return ProbeResult(ready=ready, detail="answers" if ready else "GET /health: connection refused")
