@@ -129,7 +129,8 @@ def logs(
         for line in tail(path, lines):
             _log_line(path.stem, line, prefix=process is None)
     if not any(path.exists() for path in paths):
-        err.print(Text(f"no log in {job.run.log_dir}: nothing was started"), soft_wrap=True)
+        why = "it was removed" if job.units else "nothing was started"
+        err.print(Text(f"no log in {job.run.log_dir}: {why}"), soft_wrap=True)
 
 
 @app.command()

@@ -95,7 +95,8 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
 @asynccontextmanager
 async def _listening(app: web.Application, host: str, port: int, *, grace_s: float) -> AsyncIterator[int]:
     # handler_cancellation: a client that leaves ends its handler at once, also while the engine is silent.
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace_s)
+    # Half: aiohttp waits for open requests twice as long, the second time after it ended those still being received.
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace_s / 2)
     await runner.setup()
     try:
         await web.TCPSite(runner, host, port, backlog=4096).start()

@@ -78,13 +78,22 @@ def job_routes(service: JobService) -> APIRouter:
 
 def resume_starts(service: JobService) -> None:
     """Take over what another control plane was in the middle of when it ended: starts, and stops too."""
-    for job in service.store.all():
-        if job.phase == "starting":
-            with suppress(JobExists):
-                admission = service.resume(job.name)
-                _in_background(partial(service.drive, admission, _ignore), name=f"start {job.name}")
-        elif job.phase == "stopping" and not service.is_driven(job.name):
-            _in_background(partial(service.stop, job.name), name=f"stop {job.name}")
+    for name in service.store.names():
+        try:
+            _resume(service, name)
+        except HeadraceError as error:
+            # One job's unreadable record must not keep the API from answering for the others.
+            _LOG.warning("%s: not resumed: %s", name, error)
+
+
+def _resume(service: JobService, name: str) -> None:
+    job = service.store.get(name)
+    if job.phase == "starting":
+        with suppress(JobExists):
+            admission = service.resume(name)
+            _in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
+    elif job.phase == "stopping" and not service.is_driven(name):
+        _in_background(partial(service.stop, name), name=f"stop {name}")
 
 
 def _job_table(body: bytes, content_type: str) -> dict[str, Any]:
@@ -99,6 +108,10 @@ def _job_table(body: bytes, content_type: str) -> dict[str, Any]:
         json.dumps(table, ensure_ascii=False, default=str).encode("utf-8")
     except UnicodeError as error:
         complaint = Complaint(field="body", problem="is not valid text", mend="send UTF-8")
+        raise UnreadableBody("body", [complaint]) from error
+    except RecursionError as error:
+        # TOML can nest tables without nesting brackets.
+        complaint = Complaint(field="syntax", problem="tables or lists are nested too deep", mend="nest less")
         raise UnreadableBody("body", [complaint]) from error
     except SpecError as error:
         raise UnreadableBody(error.source, error.complaints) from error

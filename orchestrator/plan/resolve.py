@@ -23,6 +23,8 @@ from orchestrator.spec.offload import KvOffload, MooncakeOffload, NativeOffload,
 
 _KV_OFFLOAD: TypeAdapter[MooncakeOffload | NativeOffload | NoOffload] = TypeAdapter(KvOffload)
 _KIND: dict[str, type[BaseModel]] = {"mooncake": MooncakeOffload, "native": NativeOffload, "none": NoOffload}
+MOST_RANKS = 4096
+"""Of one role. A plan lists every process, so what no fleet has must be refused before it is laid out."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +69,8 @@ def resolve_roles(spec: JobSpec) -> Resolved:
         engine = dict(sorted({**spec.engine, **role_spec.engine}.items()))
         override = _explicit_transfer_config(spec, role, engine.pop("kv_transfer_config", None), found)
         sizes = _sizes(spec, role, engine, found)
+        if sizes is not None and role_spec.replicas * sizes.ranks > MOST_RANKS:
+            found.append(_too_many(role, role_spec.replicas, sizes))
         if offload is not None and sizes is not None and not found:
             env = dict(sorted({**spec.env, **role_spec.env}.items()))
             roles.append(
@@ -202,6 +206,11 @@ def _explicit_transfer_config(spec: JobSpec, role: Role, value: Any, found: list
         )
     )
     return None
+
+
+def _too_many(role: Role, replicas: int, sizes: ParallelSizes) -> Complaint:
+    problem = f"{replicas} engines of {sizes.ranks} ranks are more than the {MOST_RANKS} ranks that a role may have"
+    return Complaint(field=f"roles.{role}.replicas", problem=problem, mend="lower it, or the parallel sizes")
 
 
 def _sizes(spec: JobSpec, role: Role, engine: Mapping[str, Any], found: list[Complaint]) -> ParallelSizes | None:

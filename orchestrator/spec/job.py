@@ -58,6 +58,15 @@ def _host_and_port(value: object) -> object:
     raise ValueError("must be host:port, with a port from 1 to 65535")
 
 
+def _variable_name(value: object) -> object:
+    if isinstance(value, str) and value and "=" not in value:
+        return value
+    raise ValueError("must be the name of a variable: not empty, without '='")
+
+
+Environment = dict[Annotated[str, BeforeValidator(_variable_name)], str]
+
+
 class ModelSpec(SpecModel):
     path: Annotated[str, Field(min_length=1)]
     """What vLLM gets as --model: a folder, or a name that the engine's own cache can resolve."""
@@ -75,7 +84,7 @@ class RoleSpec(SpecModel):
         dict[str, Any] | Literal["inherit", "none"], BeforeValidator(_table_or("inherit", "none"))
     ] = "inherit"
     """"inherit", "none", or a block that changes what it names of the job's block."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     """Environment of this role's engines; stronger than the job's."""
 
 
@@ -186,7 +195,7 @@ class JobSpec(SpecModel):
     engine: dict[str, Any] = Field(default_factory=dict)
     """vLLM arguments under vLLM's own names, with underscores; unknown ones pass through. Write paths among them
     absolute: engines run in the job's folder."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=dict)
     """Environment of all engines."""
     kv_offload: Annotated[dict[str, Any] | Literal["none"], BeforeValidator(_table_or("none"))] = "none"
     """What roles inherit; see `offload.py`."""

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from orchestrator.errors import Complaint, SpecError
 from orchestrator.spec.complaints import describe
 from orchestrator.spec.job import JobSpec
+from orchestrator.spec.values import unusable_values
 
 NAMES_WITH_DOTS = ("env", "master_flags")
 """Tables whose keys are other programs' names, which may hold dots."""
@@ -34,9 +35,12 @@ def load_job_file(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     except (OSError, UnicodeDecodeError) as error:
         raise _refusal(str(path), "file", str(error), "give a readable job file") from error
     data = parse_job_text(text, source=str(path), syntax="json" if path.suffix == ".json" else "toml")
-    data = _undot(data, str(path))
-    for override in overrides:
-        _apply_override(data, override)
+    try:
+        data = _undot(data, str(path))
+        for override in overrides:
+            _apply_override(data, override)
+    except RecursionError as error:
+        raise _too_deep(str(path)) from error
     return job_from_data(data, source=str(path))
 
 
@@ -51,7 +55,7 @@ def parse_job_text(text: str, *, source: str, syntax: str) -> dict[str, Any]:
     except ValueError as error:
         raise _refusal(source, "syntax", str(error), f"write valid {syntax.upper()}") from error
     except RecursionError as error:
-        raise _refusal(source, "syntax", "tables or lists are nested too deep", "nest less") from error
+        raise _too_deep(source) from error
     if not isinstance(data, dict):
         problem = f"the top level is {type(data).__name__}, not a table"
         raise _refusal(source, "syntax", problem, 'write an object: {"name": ..., "model": ..., "roles": ...}')
@@ -65,13 +69,23 @@ def job_from_data(data: Mapping[str, Any], *, source: str) -> JobSpec:
         SpecError: with all complaints.
     """
     try:
-        return JobSpec.model_validate(_undot(data, source))
+        table = _undot(data, source)
+        unusable = list(unusable_values(table))
+        if unusable:
+            raise SpecError(source, unusable)
+        return JobSpec.model_validate(table)
+    except RecursionError as error:
+        raise _too_deep(source) from error
     except ValidationError as error:
         raise SpecError(source, [describe(detail, JobSpec) for detail in error.errors()]) from error
 
 
 def _refusal(source: str, field: str, problem: str, mend: str) -> SpecError:
     return SpecError(source, [Complaint(field=field, problem=problem, mend=mend)])
+
+
+def _too_deep(source: str) -> SpecError:
+    return _refusal(source, "syntax", "tables or lists are nested too deep", "nest less")
 
 
 def _parse_json(text: str) -> Any:

@@ -10,6 +10,8 @@ from pydantic import BeforeValidator, ByteSize, Field
 
 _HOST_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?")
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_LONGEST_S = 365 * 86400.0
+_MOST_BYTES = 2**60
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)")
 
 
@@ -41,11 +43,11 @@ def _is_host(text: str) -> bool:
 
 Host = Annotated[str, BeforeValidator(check_host)]
 
-Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, allow_inf_nan=False)]
-"""A positive duration, kept in seconds."""
+Seconds = Annotated[float, BeforeValidator(parse_duration_s), Field(gt=0, le=_LONGEST_S, allow_inf_nan=False)]
+"""A positive duration, kept in seconds: at most a year."""
 
-Bytes = Annotated[ByteSize, Field(ge=0)]
-"""A size, kept in bytes: an integer, or a string such as "10GB" (10**10) or "10GiB" (10 * 2**30)."""
+Bytes = Annotated[ByteSize, Field(ge=0, le=_MOST_BYTES)]
+"""A size, kept in bytes: an integer, or a string such as "10GB" (10**10) or "10GiB" (10 * 2**30); at most 1 EiB."""
 
-PositiveBytes = Annotated[ByteSize, Field(gt=0)]
+PositiveBytes = Annotated[ByteSize, Field(gt=0, le=_MOST_BYTES)]
 Port = Annotated[int, Field(ge=1, le=65535)]

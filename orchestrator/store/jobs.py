@@ -126,9 +126,6 @@ class JobStore:
         with self._database.transaction() as connection:
             return [row["name"] for row in connection.execute("SELECT name FROM jobs ORDER BY name")]
 
-    def all(self) -> list[StoredJob]:
-        return [job for job in map(self.find, self.names()) if job is not None]
-
     def set_phase(self, name: str, run_id: str, phase: Phase, reason: str, now: float) -> bool:
         """Move a run to a phase; False where the run is no longer the job's, or already further on its way out."""
         blocked = ENDED if phase in ("stopping", *ENDED) else ("stopping", *ENDED)

@@ -185,8 +185,8 @@ class Flow:
 
     def _streaming(self, event: LegStreaming, now: float) -> list[Command]:
         leg = self._leg_of(event.leg)
-        if failed_event(event.head):
-            detail = "the engine answered with an error event"
+        if self.state == "prefill" or failed_event(event.head):
+            detail = f"the engine answered with {'a stream' if self.state == 'prefill' else 'an error event'}"
             return [CancelLeg(leg=leg.number), *self._leg_failed_with("engine_error", detail, None, now)]
         self._fleet.byte_seen(leg.reservation.replica, now)
         self._merge = StreamMerge(self._prefill)
@@ -384,6 +384,7 @@ _TRANSITIONS: dict[tuple[State, type[Event]], Callable[[Flow, Any, float], list[
     ("new", Arrived): Flow._arrived,
     ("new", ClientGone): Flow._client_gone,
     ("prefill", LegAnswered): Flow._prefill_answered,
+    ("prefill", LegStreaming): Flow._streaming,
     ("prefill", LegFailed): Flow._leg_failed,
     ("prefill", ClientGone): Flow._client_gone,
     ("decode", LegAnswered): Flow._decode_answered,

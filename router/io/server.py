@@ -135,6 +135,11 @@ async def json_errors(request: web.Request, handler: Handler) -> web.StreamRespo
         return await handler(request)
     except web.HTTPException as error:
         return to_response(error_reply(error.status, error.text or error.reason))
+    except web.RequestPayloadError as error:
+        return to_response(error_reply(400, f"the body cannot be read: {error}"))
+    except ConnectionError:
+        # The client left while something was written to it: nobody reads this, it is only counted.
+        return web.Response(status=CLIENT_GONE)
     except Exception:
         _log.exception("%s failed", _route(request))
         return to_response(error_reply(500, "the router failed on this request; its log has the reason"))

@@ -171,6 +171,13 @@ def test_a35_a_body_that_is_no_job_file(api: httpx.Client, fleet: FakeFleet, bod
     assert fleet.store.names() == []
 
 
+def test_a_toml_body_that_nests_without_brackets(api: httpx.Client, fleet: FakeFleet) -> None:
+    body = b"[" + b"a." * 5_000 + b"a]\n"
+    refused = api.post("/jobs", content=body, headers={"content-type": "application/toml"})
+    assert "nested too deep" in error(refused, 400)["message"]
+    assert fleet.store.names() == []
+
+
 def test_a_body_larger_than_any_job_file(api: httpx.Client) -> None:
     assert str(MAX_BODY_BYTES) in error(api.post("/jobs", content=b"x" * (MAX_BODY_BYTES + 1)), 413)["message"]
 

@@ -6,8 +6,12 @@ import asyncio
 import json
 import time
 
+import aiohttp
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import make_mocked_request
 
+from router.io.server import CLIENT_GONE, json_errors
 from tests.fakes.stub_engine import HANDOFF
 from tests.integration.router.harness import CHAT, COMPLETIONS, bench, deaf_listener, until
 
@@ -356,3 +360,24 @@ def test_a10_a_live_request_gets_at_most_one_plus_retries_prefill_legs() -> None
             assert HANDOFF["remote_engine_id"] == "engine-7"
 
     asyncio.run(case())
+
+
+def test_a_body_that_is_not_compressed_as_it_says_is_the_clients_mistake() -> None:
+    async def case() -> None:
+        async with bench() as made:
+            headers = {"Content-Encoding": "gzip"}
+            async with made.client.post(made.url + COMPLETIONS, data=b"abc", headers=headers) as reply:
+                assert reply.status == 400
+                assert "the body cannot be read" in (await reply.json())["error"]["message"]
+            assert made.prefill[0].requests == []
+
+    asyncio.run(case())
+
+
+def test_a_client_that_leaves_during_a_write_is_no_failure_of_the_router(caplog: pytest.LogCaptureFixture) -> None:
+    async def leave(_request: web.Request) -> web.StreamResponse:
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    response = asyncio.run(json_errors(make_mocked_request("POST", COMPLETIONS), leave))
+    assert response.status == CLIENT_GONE
+    assert caplog.records == []

@@ -8,6 +8,8 @@ import os
 import signal
 import socket
 import sys
+import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,24 @@ def test_the_process_serves_drains_on_sigterm_and_exits_with_0(tmp_path: Path) -
             assert await process.wait() == 0
             assert process.stderr is not None
             assert b"Traceback" not in await process.stderr.read()
+
+    asyncio.run(case())
+
+
+def test_draining_ends_within_its_grace_while_a_stream_goes_on() -> None:
+    async def case() -> None:
+        async with AsyncExitStack() as stack:
+            made = await stack.enter_async_context(bench(shutdown_grace_s=1.0))
+            made.decode[0].token_s = 30.0
+            _, writer = await asyncio.open_connection("127.0.0.1", made.router.port)
+            body = b'{"prompt": "hello", "stream": true}'
+            head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+            writer.write(head.encode() + body)
+            await until(lambda: made.decode[0].open == 1)
+            started = time.monotonic()
+            await stack.aclose()
+            assert 0.8 < time.monotonic() - started < 1.8
+            writer.close()
 
     asyncio.run(case())
 

@@ -342,3 +342,16 @@ def test_a_story_comes_with_an_impossible_event(pair: Driver) -> None:
     pair.arrive()
     with pytest.raises(InvalidTransition, match="new: Arrived; prefill: StreamEnded"):
         pair.step(StreamEnded(leg=1))
+
+
+def test_a_prefill_engine_that_streams_is_a_failed_leg(pair: Driver) -> None:
+    pair.arrive()
+    assert pair.leg is not None
+    first = pair.leg.replica
+    stream = b'data: {"choices": []}\n\n'
+    commands = pair.step(LegStreaming(leg=pair.leg.leg, head=stream, content_type="text/event-stream"))
+    assert kinds(commands) == [CancelLeg, CountLeg, CountRetry, SendLeg]
+    assert (pair.leg.role, pair.leg.replica != first) == ("prefill", True)
+    commands = pair.step(LegStreaming(leg=pair.leg.leg, head=stream, content_type="text/event-stream"))
+    assert status_of(commands) == 502
+    assert pair.idle()

@@ -184,3 +184,12 @@ def test_an_explicit_transfer_config_is_kept_apart() -> None:
 def test_engine_arguments_refused(changes: dict[str, Any], complaint: str) -> None:
     resolved = resolve_roles(spec_of(pd_data(**changes)))
     assert [str(found) for found in resolved.complaints] == [complaint]
+
+
+@pytest.mark.parametrize("change", [{"replicas": 10**9}, {"replicas": 1, "engine": {"tensor_parallel_size": 10**9}}])
+def test_more_ranks_than_any_fleet_has_are_refused_before_they_are_listed(change: dict[str, Any]) -> None:
+    data = pd_data()
+    data["roles"]["decode"] |= change
+    (complaint,) = resolve_roles(spec_of(data)).complaints
+    assert complaint.field == "roles.decode.replicas"
+    assert "4096" in complaint.problem
