@@ -3,7 +3,6 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.NOTPARALLEL:
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
 REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults)
 
-.PHONY: help setup stack ruff types imports spelling lint check test test-full demo clean
+.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -40,8 +39,11 @@ spelling: setup
 
 lint: ruff types imports spelling ## linters, types, import contracts, spelling
 
-check: lint ## lint, and the tests that need no engine stack; under a minute
+light: setup
 	$(PYTEST) $(LIGHT)
+
+check: setup ## lint, and the tests that need no engine stack, side by side; under a minute
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint light
 
 test: stack lint ## everything a change can break, on the real parts too; at most 15 minutes
 	$(PYTEST) -m "not full" $(LIGHT) $(REAL)
