@@ -87,9 +87,11 @@ class RouterSettings(_Model):
     """On SIGTERM open requests may finish for this long."""
     probe_interval_s: float = Field(1.0, gt=0)
     """Pause between two health probes of a replica."""
-    probe_timeout_s: float = Field(5.0, gt=0)
+    probe_timeout_s: float = Field(40.0, gt=0)
+    """An engine that compiles, or connects to a peer for the first time, was seen to answer nothing for 30 s and for
+    108 s (field case A15); three probes this patient outlast that. A dead one refuses, which needs no patience."""
     probe_failures: int = Field(3, ge=1)
-    """Failed probes in a row that take a replica out (field case A15)."""
+    """Failed probes in a row that take a replica out."""
     leg_failures: int = Field(3, ge=1)
     """Failed legs in a row (5xx, lost connections, no answer in time) that take a replica out. A replica that
     can't be connected to is out at once; 4xx never counts (field case A13)."""

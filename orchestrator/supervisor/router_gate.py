@@ -11,7 +11,7 @@ from orchestrator.plan.types import RouterPlan
 from orchestrator.supervisor.interfaces import GateFailed
 
 CALL_TIMEOUT_S = 10.0
-READY_WITHIN_S = 60.0
+READY_WITHIN_S = 120.0
 """A router believes no engine before it has probed it itself; a first probe of a busy engine can take seconds."""
 LOOK_EVERY_S = 0.2
 
