@@ -84,7 +84,7 @@ def test_a_loss_is_reported_and_a_busy_replica_keeps_its_streams(make_fleet: Fle
 
 
 def test_a15_slow_probes_of_a_sending_replica_report_no_loss(make_fleet: FleetMaker) -> None:
-    fleet = make_fleet(decode=1, probe_failures=1)
+    fleet = make_fleet(decode=1, probe_failures=1, probe_interval_s=1.0, probe_timeout_s=5.0)
     told: list[ReplicaLost] = []
     fleet.report_losses(told.append)
     fleet.byte_seen("decode-0", 10.0)
