@@ -13,10 +13,10 @@ PYTEST := $(BIN)/python -m pytest
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
 REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults)
 
-.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo clean
+.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo bench-router clean
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: ## .venv with Headrace and its tools; no torch, no vLLM
 	@$(PYTHON) deploy/local/bootstrap.py --dev
@@ -53,6 +53,9 @@ test-full: stack lint ## every matrix and long case, with a summary of the slowe
 
 demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 leaves it up
 	@$(BIN)/python deploy/local/demo.py
+
+bench-router: setup ## the router beside vllm-router, in about 8 minutes; ARGS="--help" shows what can be chosen
+	@$(BIN)/python -m tests.benchmarks.bench_router $(ARGS)
 
 clean: ## remove .venv, the model and all caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

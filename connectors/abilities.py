@@ -24,10 +24,11 @@ def ask(python: str) -> EngineAbilities:
     Raises:
         EngineNotFound: it cannot be run, or has no vLLM; the text says which.
     """
-    script = Path(__file__).with_name("ask_engine.py")
+    script = Path(__file__).resolve().with_name("ask_engine.py")
     command = [python, "-P", str(script)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True)
+        # Elsewhere, as engines are started: what a relative PYTHONPATH finds from here, they would not.
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=True, cwd="/")
         data = json.loads(done.stdout)
     except subprocess.CalledProcessError as error:
         raise EngineNotFound(f"{python} failed: {error.stderr.strip()[-500:]}") from error

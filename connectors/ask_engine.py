@@ -10,12 +10,14 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import os
 import re
 import shutil
 import sys
 from pathlib import Path
 
 CONNECTORS = "distributed/kv_transfer/kv_connector/v1"
+PLUGIN = Path(__file__).with_name("vllm_plugin")
 
 
 def distribution_version(*names: str) -> tuple[str, str] | None:
@@ -44,6 +46,26 @@ def program(name: str) -> str | None:
     """The program beside this interpreter, else on PATH."""
     beside = Path(sys.executable).parent / name
     return str(beside) if beside.exists() else shutil.which(name)
+
+
+def plugin_path() -> str | None:
+    """See `EngineAbilities.plugin_path`."""
+    try:
+        found = importlib.util.find_spec("connectors.vllm_plugin")
+    except ImportError:
+        found = None
+    for folder in (found and found.submodule_search_locations) or ():
+        if plugin_sources(Path(folder)) == plugin_sources(PLUGIN):
+            return ""
+    above = PLUGIN.parents[1]
+    if any(above.glob("*.dist-info")):
+        return None
+    return os.pathsep.join(filter(None, [str(above), os.environ.get("PYTHONPATH")]))
+
+
+def plugin_sources(folder: Path) -> dict[str, bytes]:
+    """By file name: another version of the plug-in is another plug-in."""
+    return {file.name: file.read_bytes() for file in folder.glob("*.py")}
 
 
 def answer() -> dict[str, object]:
@@ -78,6 +100,8 @@ def answer() -> dict[str, object]:
         "quiet_access_log": "disable_access_log_for_endpoints" in server,
         "load_failure_policy": "kv_load_failure_policy" in source_text(package, "config/kv_transfer.py"),
         "handoff_lease": '"kv_lease_duration"' in nixl,
+        "middleware_flag": "middleware: list[str]" in server,
+        "plugin_path": plugin_path(),
     }
 
 

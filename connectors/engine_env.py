@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from connectors.mooncake import TCP_ENVIRONMENT, Protocol, transfer_port_environment
+from connectors.vllm_plugin.fence_rules import INSTANCE_VARIABLE, TOKEN_FILE_VARIABLE
 
 HASH_SEED = "0"
 """Any fixed value does, as long as every engine process has the same one: block hashes differ otherwise and a pool
@@ -18,6 +19,9 @@ OWNED_ENVIRONMENT: dict[str, str] = {
     "VLLM_NIXL_SIDE_CHANNEL_PORT": "ports are planned",
     "VLLM_RPC_BASE_PATH": "every engine has a folder of its own, or their lookup sockets collide",
     "VLLM_SERVER_DEV_MODE": "resets and weight updates need the development routes",
+    "VLLM_API_KEY": "engines ask for the job's own token",
+    TOKEN_FILE_VARIABLE: "the job's token file is generated",
+    INSTANCE_VARIABLE: "every life of an engine names itself",
     "MOONCAKE_CONFIG_PATH": "the file is generated; set [pool]",
     **dict.fromkeys(transfer_port_environment(1, 6), "ports are planned"),
 }
@@ -41,6 +45,8 @@ UNSET_FOR_ENGINES = (
     "VLLM_KV_CACHE_LAYOUT",
     "VLLM_PORT",
     "VLLM_USE_V2_MODEL_RUNNER",
+    "VLLM_API_KEY",
+    INSTANCE_VARIABLE,
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -53,9 +59,12 @@ UNSET_FOR_STORE = _TRANSFER_VARIABLES
 """The same for the pool's own processes."""
 
 
-def common_environment(*, advertised_host: str, rpc_dir: str, side_channel_port: int | None) -> dict[str, str]:
+def common_environment(
+    *, advertised_host: str, rpc_dir: str, side_channel_port: int | None, token_file: str
+) -> dict[str, str]:
     """What every engine gets. `advertised_host` must be reachable from the other nodes (A30)."""
     env = {
+        TOKEN_FILE_VARIABLE: token_file,
         "PYTHONHASHSEED": HASH_SEED,
         "VLLM_HOST_IP": advertised_host,
         "VLLM_RPC_BASE_PATH": rpc_dir,

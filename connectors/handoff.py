@@ -1,6 +1,6 @@
 """The handoff's dialect: what a prefill engine is asked for and what its reply holds, in NIXL's terms.
 
-`router/core/split.py` puts the request on the P leg, takes the handoff from its reply and gives it to the D leg, byte
+`router/core/split/` puts the request on the P leg, takes the handoff from its reply and gives it to the D leg, byte
 for byte: what stands inside a handoff is between the engines.
 """
 

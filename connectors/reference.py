@@ -20,5 +20,7 @@ REFERENCE_ABILITIES = EngineAbilities(
     per_request_metrics=True,
     quiet_access_log=True,
     handoff_lease=True,
+    middleware_flag=True,
+    plugin_path="",
 )
 """Stands in where no engine is installed, so that a plan can still be looked at; such a plan is never started."""

@@ -46,6 +46,11 @@ class EngineAbilities:
     """--disable-access-log-for-endpoints exists."""
     handoff_lease: bool
     """NixlConnector reads kv_lease_duration."""
+    middleware_flag: bool
+    """--middleware exists: the API server loads the fence."""
+    plugin_path: str | None
+    """What PYTHONPATH must be for the interpreter to find `connectors.vllm_plugin`; "" where it finds it without. None
+    where the plug-in has to be installed there: the folder it lies in holds packages that would hide the engine's."""
 
 
 @dataclass(frozen=True, kw_only=True)

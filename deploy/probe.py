@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import httpx
@@ -61,14 +61,20 @@ def _check_listen(probe: ListenProbe, members: Sequence[int]) -> ProbeResult:
 
 
 def _check_http(probe: HttpProbe) -> ProbeResult:
-    answer = _get(probe.url)
+    headers = {}
+    if probe.token_file is not None:
+        try:
+            headers["authorization"] = f"Bearer {probe.token_file.read_text(encoding='ascii').strip()}"
+        except (OSError, ValueError) as error:
+            return ProbeResult(ready=False, detail=_said(probe.url, f"the token to send cannot be read: {error}"))
+    answer = _get(probe.url, headers)
     if isinstance(answer, _NoAnswer):
         return ProbeResult(ready=False, detail=_said(probe.url, answer.reason))
     return ProbeResult(ready=answer.status == httpx.codes.OK, detail=_said(probe.url, str(answer.status)))
 
 
 def _check_metric(probe: MetricProbe) -> ProbeResult:
-    answer = _get(probe.url)
+    answer = _get(probe.url, {})
     if isinstance(answer, _NoAnswer):
         return ProbeResult(ready=False, detail=_said(probe.url, answer.reason))
     if answer.status != httpx.codes.OK:
@@ -95,14 +101,14 @@ class _NoAnswer:
     reason: str
 
 
-def _get(url: str) -> _Answer | _NoAnswer:
+def _get(url: str, headers: Mapping[str, str]) -> _Answer | _NoAnswer:
     # The units are ours: a proxy named in the environment has no part in this. Without TLS in the address there is
     # nothing to verify, and loading the certificates would cost more than the request.
     encrypted = url.startswith("https:")
     try:
         with (
             httpx.Client(timeout=_TIMEOUT_S, trust_env=False, verify=encrypted) as client,
-            client.stream("GET", url) as response,
+            client.stream("GET", url, headers=headers) as response,
         ):
             body = _read_in_time(response)
             return _Answer(status=response.status_code, text=body.decode(errors="replace"))

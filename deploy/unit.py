@@ -28,6 +28,8 @@ class HttpProbe:
     """Ready when `GET url` answers 200."""
 
     url: str
+    token_file: Path | None = None
+    """With the bearer token to send, where the unit asks for one."""
 
 
 @dataclass(frozen=True, kw_only=True)

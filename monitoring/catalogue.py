@@ -100,6 +100,19 @@ METRICS: tuple[Metric, ...] = (
         "Handoffs of prefill engines: sent on, missing in a good reply, too old to be sent, unused otherwise.",
     ),
     _router("retries_total", "counter", "events", (), "Fresh attempts after the first."),
+    _router("readmitted_total", "counter", "requests", (), "Running requests put back in line for an update."),
+    _router(
+        "choices_total",
+        "counter",
+        "events",
+        ("role", "reason"),
+        "Legs by why they went where they went: new, pinned, moved (wait, full, failed, lost), unpinned.",
+    ),
+    _router(
+        "requests_waiting", "gauge", "requests", (), "Requests in line: closed gate, no room, no such version yet."
+    ),
+    _router("requests_admitted", "gauge", "requests", (), "Requests that have been given a leg and are not over."),
+    _router("replica_epoch", "gauge", "events", _REPLICA, "Weight epoch that a replica has confirmed; -1: none."),
     _router("client_gone_total", "counter", "requests", (), "Requests whose client left before the end."),
     _engine("num_requests_running", "gauge", "requests", "Requests in model execution batches."),
     _engine("num_requests_waiting", "gauge", "requests", "Requests waiting to be processed."),

@@ -35,21 +35,34 @@ class Target:
     metrics_path: str
 
 
-def prometheus_config(job: str, targets: Sequence[Target], rule_files: Sequence[str], scrape_interval_s: float) -> str:
-    """The text of prometheus.yml for `job`; the same for any order of `targets`."""
+def prometheus_config(
+    job: str,
+    targets: Sequence[Target],
+    rule_files: Sequence[str],
+    scrape_interval_s: float,
+    *,
+    engine_token_file: str,
+) -> str:
+    """The text of prometheus.yml for `job`; the same for any order of `targets`.
+
+    `engine_token_file`: with the bearer token that engines ask for; read anew at every scrape.
+    """
     interval = f"{round(scrape_interval_s * 1000)}ms"
     config = {
         "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": interval},
         "rule_files": list(rule_files),
-        "scrape_configs": [_scrape_job(kind, job, targets) for kind in _KINDS],
+        "scrape_configs": [_scrape_job(kind, job, targets, engine_token_file) for kind in _KINDS],
     }
     return yaml.safe_dump(config, sort_keys=False, default_flow_style=False, allow_unicode=True, width=120)
 
 
-def _scrape_job(kind: _Kind, job: str, targets: Sequence[Target]) -> dict[str, object]:
+def _scrape_job(kind: _Kind, job: str, targets: Sequence[Target], engine_token_file: str) -> dict[str, object]:
     chosen = sorted((t for t in targets if _kind(t.role) == kind), key=lambda t: t.name)
     groups = [{"targets": [t.address], "labels": _labels(kind, job, t)} for t in chosen]
-    return {"job_name": kind, "static_configs": groups}
+    scrape_job: dict[str, object] = {"job_name": kind, "static_configs": groups}
+    if kind == "engine":
+        scrape_job["authorization"] = {"type": "Bearer", "credentials_file": engine_token_file}
+    return scrape_job
 
 
 def _kind(role: TargetRole) -> _Kind:

@@ -9,33 +9,37 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import importlib.util
+import itertools
 import logging
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
-from pydantic import ValidationError
 
+from router.core.dispatcher import Dispatcher, Limits
+from router.core.epochs import Epochs
 from router.core.fleet import Fleet
 from router.core.gate import Gate
-from router.io.admin import admin_app
+from router.io.admin import AdminTools, admin_app
+from router.io.crew import Crew
+from router.io.desk import Desk, LocalDesk
+from router.io.http1.server import HttpServer
+from router.io.journal import Journal, read_journal
 from router.io.metrics import Metrics
+from router.io.overview import LocalOverview
 from router.io.poller import Poller
-from router.io.server import Services, public_app
+from router.io.public import PublicPort
+from router.io.serving import Serving
+from router.io.start import StartError, exchange_tools, http_limits, load_settings, load_token, loop_factory
 from router.io.upstream import Upstream
-from router.settings import TOKEN_FILE_VARIABLE, RouterSettings
+from router.settings import RouterSettings
 
 _log = logging.getLogger("router")
-
-
-class StartError(Exception):
-    """The router can't start; the message says what to mend."""
 
 
 class PollerFailed(Exception):
@@ -46,60 +50,63 @@ class PollerFailed(Exception):
 class RunningRouter:
     """A router that serves; ports as bound (0 in the settings lets the kernel choose)."""
 
-    services: Services
+    dispatcher: Dispatcher
     poller: Poller
     port: int
     internal_port: int
 
 
-def load_settings(path: Path) -> RouterSettings:
-    try:
-        return RouterSettings.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise StartError(f"--config {path}: {error.strerror}") from error
-    except ValidationError as error:
-        raise StartError(f"--config {path}: {error}") from error
-
-
-def load_token(environment: Mapping[str, str]) -> str:
-    name = environment.get(TOKEN_FILE_VARIABLE)
-    if not name:
-        raise StartError(f"{TOKEN_FILE_VARIABLE} must name the file with the internal port's token")
-    try:
-        token = Path(name).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise StartError(f"{TOKEN_FILE_VARIABLE}={name}: {error}") from error
-    if not token:
-        raise StartError(f"{TOKEN_FILE_VARIABLE}={name}: the file is empty")
-    return token
-
-
 @asynccontextmanager
 async def running(settings: RouterSettings, token: str) -> AsyncIterator[RunningRouter]:
     """A router that serves while the context is open; leaving it drains."""
+    loop = asyncio.get_running_loop()
+    gate, fleet = Gate(), Fleet(settings)
+    dispatcher = Dispatcher(fleet=fleet, gate=gate, epochs=Epochs(), limits=Limits.of(settings))
     async with AsyncExitStack() as stack:
-        upstream = await stack.enter_async_context(Upstream(settings))
-        services = Services(settings=settings, fleet=Fleet(settings), gate=Gate(), upstream=upstream, metrics=Metrics())
-        services.fleet.report_losses(upstream.end_legs)
-        poller = await stack.enter_async_context(Poller(settings, services.fleet, upstream))
+        upstream = await stack.enter_async_context(Upstream(settings, token))
+        floor: Crew | Serving = Serving(gate, upstream) if settings.workers == 1 else Crew(settings, token)
+        desk = Desk(dispatcher, floor.decided, loop)
+        if settings.session_journal is not None:
+            path = Path(settings.session_journal)
+            records = read_journal(path)
+            fleet.restore_sessions(records)
+            desk.journal = stack.enter_context(Journal(path, fleet.sessions, records))
+        fleet.report_losses(floor.end_legs)
+        poller = await stack.enter_async_context(Poller(settings, desk, upstream))
+        tools = AdminTools(job=settings.job, desk=desk, poller=poller, floor=floor)
         # Left in reverse: the public port drains first, while the internal one still answers.
         internal = await stack.enter_async_context(
-            _listening(admin_app(services, token), settings.internal_host, settings.internal_port, grace_s=0.0)
+            _listening(admin_app(tools, token), settings.internal_host, settings.internal_port)
         )
-        public = await stack.enter_async_context(
-            _listening(public_app(services), settings.host, settings.port, grace_s=settings.shutdown_grace_s)
-        )
-        yield RunningRouter(services=services, poller=poller, port=public, internal_port=internal)
+        if isinstance(floor, Crew):
+            public = await floor.start(desk)
+            stack.push_async_callback(floor.stop)
+        else:
+            server = _public_server(settings, desk, floor, upstream, token)
+            public = await server.start(settings.host, settings.port)
+            stack.push_async_callback(server.drain, settings.shutdown_grace_s)
+        yield RunningRouter(dispatcher=dispatcher, poller=poller, port=public, internal_port=internal)
+
+
+def _public_server(
+    settings: RouterSettings, desk: Desk, serving: Serving, upstream: Upstream, token: str
+) -> HttpServer:
+    """The public port of a router that is one process."""
+    counted = Metrics()
+    tools = exchange_tools(
+        settings, LocalDesk(desk, serving), desk.dispatcher.gate, upstream, counted, itertools.count(1), token
+    )
+    overview = LocalOverview(desk.dispatcher, serving, counted)
+    port = PublicPort(settings, tools, overview)
+    return HttpServer(port.serve, http_limits(settings), port.refused)
 
 
 @asynccontextmanager
-async def _listening(app: web.Application, host: str, port: int, *, grace_s: float) -> AsyncIterator[int]:
-    # handler_cancellation: a client that leaves ends its handler at once, also while the engine is silent.
-    # Half: aiohttp waits for open requests twice as long, the second time after it ended those still being received.
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=grace_s / 2)
+async def _listening(app: web.Application, host: str, port: int) -> AsyncIterator[int]:
+    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.0)
     await runner.setup()
     try:
-        await web.TCPSite(runner, host, port, backlog=4096).start()
+        await web.TCPSite(runner, host, port).start()
         yield int(runner.addresses[0][1])
     finally:
         await runner.cleanup()
@@ -131,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings, token = load_settings(arguments.config), load_token(os.environ)
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, token))
     except StartError as error:
         sys.stderr.write(f"router: {error}\n")
@@ -143,14 +150,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"router: can't listen: {error}\n")
         return 1
     return 0
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed: the same behaviour for less CPU."""
-    if importlib.util.find_spec("uvloop") is None:
-        return None
-    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
-    return factory
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 EngineRole = Literal["prefill", "decode", "colocated"]
-PolicyName = Literal["sticky_least_loaded", "round_robin"]
+PolicyName = Literal["sticky_least_loaded", "round_robin", "least_loaded", "consistent_hash", "power_of_two"]
 """The `type` of each routing policy."""
 
 
@@ -32,12 +32,26 @@ class EngineEndpoint(_Model):
     """Base URL without a path, e.g. "http://127.0.0.1:8200"."""
 
 
+class MoveRules(_Model):
+    """When a session leaves the replica that it is pinned to, although that one has room."""
+
+    factor: float = Field(2.0, ge=1)
+    """Waiting must cost this many times what moving costs."""
+    min_gain_s: float = Field(1.0, ge=0)
+    """And so much more in any case."""
+    rest_s: float = Field(30.0, ge=0)
+    """A session that has moved stays for this long."""
+
+
 class StickyLeastLoaded(_Model):
-    """A new session goes to the replica with the fewest active sessions and stays there."""
+    """A new session goes to the replica with the fewest active sessions and stays until waiting costs more than
+    moving."""
 
     type: Literal["sticky_least_loaded"] = "sticky_least_loaded"
     session_idle_s: float = Field(600.0, gt=0)
     """A session without an open request is forgotten after this many seconds."""
+    move: MoveRules | None = MoveRules()
+    """None: it never moves while its replica has room."""
 
 
 class RoundRobin(_Model):
@@ -46,7 +60,27 @@ class RoundRobin(_Model):
     type: Literal["round_robin"] = "round_robin"
 
 
-PolicySettings = Annotated[StickyLeastLoaded | RoundRobin, Field(discriminator="type")]
+class LeastLoaded(_Model):
+    """The replica with the fewest requests, whatever the session."""
+
+    type: Literal["least_loaded"] = "least_loaded"
+
+
+class ConsistentHash(_Model):
+    """The replica that the hash of the session (of the request, without one) names."""
+
+    type: Literal["consistent_hash"] = "consistent_hash"
+
+
+class PowerOfTwo(_Model):
+    """The less loaded of two replicas drawn at random."""
+
+    type: Literal["power_of_two"] = "power_of_two"
+
+
+PolicySettings = Annotated[
+    StickyLeastLoaded | RoundRobin | LeastLoaded | ConsistentHash | PowerOfTwo, Field(discriminator="type")
+]
 
 
 class RouterSettings(_Model):
@@ -70,10 +104,19 @@ class RouterSettings(_Model):
     handoff_margin_s: float = Field(2.0, ge=0)
     """A handoff older than lease - margin is never sent: a fresh prefill leg is run (field case A39). Connecting counts
     towards that age; the margin covers the way of the bytes and the engine's own start on them."""
-    retries: int = Field(1, ge=0)
+    retries: int = Field(2, ge=0)
     """Further attempts after the first, only before the client has seen a byte."""
+    retry_backoff_s: float = Field(0.05, ge=0)
+    """Pause before the first retry of a request; each further one waits twice as long."""
+    retry_budget: float = Field(0.2, ge=0)
+    """Retries allowed per request served, saved up to `retry_burst`: a fleet that fails everything is not asked
+    everything twice."""
+    retry_burst: int = Field(50, ge=1)
     request_timeout_s: float = Field(7200.0, gt=0)
     """How long a whole request may take: all its legs and attempts, streaming included. Then the client gets a 504."""
+    leg_timeout_s: float | None = Field(None, gt=0)
+    """How long an engine may take to the first byte of a leg's reply (the whole reply, where it does not stream); then
+    the leg is ended and run elsewhere. None: as long as the request may take."""
     connect_timeout_s: float = Field(4.0, gt=0)
     """How long a connection to an engine may take. Together with the margin it has to fit into the lease: else an
     engine that can't be reached would look like a handoff that expired, and stay in use."""
@@ -82,7 +125,31 @@ class RouterSettings(_Model):
     engine_keepalive_s: float = Field(75.0, gt=0)
     """The engines' own keep-alive, as they are started. The router's must be shorter, so that no request is sent on a
     connection that its engine is about to close (field case A16)."""
+    max_requests: int | None = Field(None, ge=1)
+    """Requests at engines at a time, all replicas together; None: any number. Further ones wait in line."""
+    max_legs_per_replica: int | None = Field(None, ge=1)
+    """Legs in flight that one replica takes; None: any number."""
+    max_waiting: int = Field(8192, ge=0)
+    """Length of the line in which requests wait while the gate is closed or no replica has room."""
+    max_wait_s: float = Field(600.0, gt=0)
+    """How long a request may wait in line; then it gets 503 with Retry-After."""
+    skip_prefill_below_tokens: int = Field(0, ge=0)
+    """A follow-up whose new part is estimated to be shorter goes straight to the decode replica that has the rest; 0:
+    never."""
+    max_samples: int = Field(128, ge=1)
+    """Samples times prompts that one request may ask for."""
     max_body_bytes: int = Field(64 * 1024 * 1024, gt=0)
+    max_header_bytes: int = Field(64 * 1024, gt=0)
+    header_timeout_s: float = Field(30.0, gt=0)
+    """From a request's first byte to the end of its head."""
+    body_timeout_s: float = Field(60.0, gt=0)
+    """A body of which nothing arrives for so long is given up."""
+    idle_timeout_s: float = Field(600.0, gt=0)
+    """Client connections without a request are closed after this."""
+    session_journal: str | None = None
+    """File in which pins outlive the router; None: a restart forgets them."""
+    workers: int = Field(1, ge=1, le=64)
+    """Processes that serve the public port."""
     shutdown_grace_s: float = Field(10.0, ge=0)
     """On SIGTERM open requests may finish for this long."""
     probe_interval_s: float = Field(1.0, gt=0)
@@ -95,6 +162,10 @@ class RouterSettings(_Model):
     leg_failures: int = Field(3, ge=1)
     """Failed legs in a row (5xx, lost connections, no answer in time) that take a replica out. A replica that
     can't be connected to is out at once; 4xx never counts (field case A13)."""
+    breaker_open_s: float = Field(1.0, gt=0)
+    """How long a replica that was taken out rests before it may be tried again; twice as long each time that the try
+    fails."""
+    breaker_max_open_s: float = Field(30.0, gt=0)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -96,18 +96,21 @@ def converse(status: Json) -> None:
     urls = read_urls(status)
     headers = {"x-session-id": f"demo-{os.getpid()}"}
     # Everything is on this machine: a proxy named in the environment would be in the way.
-    with httpx.Client(headers=headers, timeout=ANSWER_TIMEOUT_S, trust_env=False) as client:
+    with (
+        httpx.Client(headers=headers, timeout=ANSWER_TIMEOUT_S, trust_env=False) as client,
+        httpx.Client(headers=job_token(status), timeout=ANSWER_TIMEOUT_S, trust_env=False) as engines,
+    ):
         say(f"{RULE}\nA conversation with {status['model']} at {urls.router}/v1/chat/completions\n{RULE}")
         messages = [{"role": "user", "content": TURNS[0]}]
         first = ask(client, urls.router, status["model"], messages)
         messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": TURNS[1]}]
 
         say("\n(clearing the prefill engine's own cache, so that what turn 2 finds can only come from the pool)\n")
-        clear_local_cache(client, urls.prefill)
+        clear_local_cache(engines, urls.prefill)
         keys = wait_for_saves(client, urls.master_metrics)
-        hits = metric(client, f"{urls.prefill}/metrics", HITS)
+        hits = metric(engines, f"{urls.prefill}/metrics", HITS)
         second = ask(client, urls.router, status["model"], messages)
-        new_hits = wait_for_hits(client, urls.prefill, hits, second.cached_tokens)
+        new_hits = wait_for_hits(engines, urls.prefill, hits, second.cached_tokens)
         held = metric(client, urls.master_metrics, "master_allocated_bytes")
     show_pool(status, second, hits, new_hits, keys, held)
     if new_hits == hits:
@@ -291,6 +294,15 @@ def stop() -> int:
 def read_urls(status: Json) -> Urls:
     prefill = next(engine["url"] for engine in status["engines"] if engine["role"] == "prefill")
     return Urls(router=status["router"]["url"], prefill=prefill, master_metrics=status["pool"]["metrics_url"])
+
+
+def job_token(status: Json) -> dict[str, str]:
+    """The header that every route of an engine asks for."""
+    try:
+        token = Path(status["directory"], "token").read_text(encoding="ascii").strip()
+    except OSError as error:
+        raise DemoError(f"the job's token cannot be read: {error}") from error
+    return {"authorization": f"Bearer {token}"}
 
 
 def _terminate(_signal: int, _frame: FrameType | None) -> None:

@@ -1,12 +1,13 @@
-"""Asks running engines what only they can tell; `supervisor/startup_checks.py` judges the answers."""
+"""Asks running engines what only they can tell, which `supervisor/startup_checks.py` judges, and opens their fences."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
 
-from connectors.engine_client import EXTERNAL_HITS, CacheConfig, EngineCallFailed, EngineClient
+from connectors.engine_client import EXTERNAL_HITS, CacheConfig, CommandOrder, EngineCallFailed, EngineClient
 from orchestrator.plan.types import EnginePlan
+from orchestrator.supervisor.interfaces import FenceFailed
 from orchestrator.supervisor.startup_checks import OffloadProbe
 
 PROBE_CALL_TIMEOUT_S = 300.0
@@ -24,22 +25,37 @@ class RunningEngines:
         """What each engine reports; one that does not report is left out."""
         reported: dict[str, CacheConfig] = {}
         for engine in engines:
-            with EngineClient(engine.url) as client:
-                try:
+            try:
+                with EngineClient(engine.url, engine.token_file) as client:
                     reported[engine.name] = client.cache_config()
-                except EngineCallFailed:
-                    continue
+            except EngineCallFailed:
+                continue
         return reported
+
+    def confirm_epoch(self, engine: EnginePlan, epoch: int, order: CommandOrder) -> str:
+        """Open the fence of the life that answers now for `epoch`; returns the instance.
+
+        Raises:
+            FenceFailed: the engine has no fence, or did not confirm.
+        """
+        try:
+            with EngineClient(engine.url, engine.token_file) as client:
+                instance = client.fence().instance
+                client.confirm_epoch(instance, epoch, order)
+                return instance
+        except EngineCallFailed as error:
+            raise FenceFailed(f"{engine.name} did not confirm epoch {epoch} at its fence: {error}") from error
 
     def probe_offload(self, engine: EnginePlan, model: str, salt: str) -> OffloadProbe:
         """Send a prompt of a little over two blocks twice, the engine's own cache cleared in between (A21)."""
         tokens = 0
         try:
-            with EngineClient(engine.url, timeout_s=PROBE_CALL_TIMEOUT_S) as client:
+            with EngineClient(engine.url, engine.token_file, timeout_s=PROBE_CALL_TIMEOUT_S) as client:
+                fence = client.fence()
                 tokens = 2 * client.cache_config().block_size + 2
                 prompt = [(index * 7 + 3) % SMALLEST_VOCABULARY + 1 for index in range(tokens)]
-                client.complete(model, prompt, salt)
-                hits = _hits_once_cleared(client, lambda: client.complete(model, prompt, salt))
+                client.complete(fence, model, prompt, salt)
+                hits = _hits_once_cleared(client, lambda: client.complete(fence, model, prompt, salt))
         except EngineCallFailed as error:
             return OffloadProbe(engine=engine.name, prompt_tokens=tokens, external_hit_tokens=0, problem=str(error))
         return OffloadProbe(engine=engine.name, prompt_tokens=tokens, external_hit_tokens=hits)

@@ -7,6 +7,7 @@ it. Each unit's argv is made from the same arguments.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from connectors.layout import LayoutChoice
 from connectors.nixl import NixlSettings, Reach, ucx_environment
 from connectors.types import Choice, EngineAbilities, JsonDict
 from deploy.unit import HttpProbe, LaunchUnit, ListenPort, PlannedFile
-from orchestrator.plan.addresses import url_host
+from orchestrator.plan.addresses import token_file, url_host
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.placement import Placed
 from orchestrator.plan.pool_units import STAGE_ENGINES, PoolUnits, store_port_ranges
@@ -105,6 +106,7 @@ def role_arguments(role: RoleConfig, shared: _Shared) -> JsonDict:
         chain = transfer_config(role.role, chain_parts(role, shared), shared.abilities)
     if chain is not None:
         args["kv_transfer_config"] = chain
+    args["middleware"] = engine_argv.fenced(args.get("middleware"))
     return args
 
 
@@ -176,6 +178,7 @@ def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap
     )
     host = node.address if shared.one_node else "0.0.0.0"
     url = f"http://{url_host(node.address)}:{own.http}"
+    token = token_file(shared.facts.job_dir)
     unit = LaunchUnit(
         name=placed.name,
         node=node.name,
@@ -185,7 +188,7 @@ def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap
         cwd=shared.facts.job_dir,
         ports=own.listens,
         port_ranges=store_port_ranges(*own.store) if own.store else (),
-        probe=HttpProbe(url=f"{url}/health"),
+        probe=HttpProbe(url=f"{url}/health", token_file=token),
         start_stage=STAGE_ENGINES,
         ready_timeout_s=shared.spec.launch.ready_timeout,
         stop_grace_s=shared.spec.launch.stop_grace,
@@ -198,6 +201,7 @@ def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap
         gpus=placed.gpus,
         cores=placed.cores,
         joins_pool=joins_pool,
+        token_file=str(token),
     )
     return engine, unit
 
@@ -208,6 +212,7 @@ def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> d
         advertised_host=placed.node.address,
         rpc_dir=str(shared.facts.socket_dir / placed.name),
         side_channel_port=own.side_channel[0] if own.side_channel else None,
+        token_file=str(token_file(shared.facts.job_dir)),
     )
     if own.side_channel is not None:
         env |= shared.ucx
@@ -222,7 +227,10 @@ def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> d
         env["VLLM_CPU_OMP_THREADS_BIND"] = engine_env.cpu_binding(placed.cores)
     if placed.gpus:
         env["CUDA_VISIBLE_DEVICES"] = ",".join(placed.gpus)
-    return dict(sorted((env | placed.role.env).items()))
+    env |= placed.role.env
+    if shared.abilities.plugin_path:
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [shared.abilities.plugin_path, env.get("PYTHONPATH")]))
+    return dict(sorted(env.items()))
 
 
 def _role_file(role: RoleConfig, args: JsonDict, job_dir: Path) -> PlannedFile:

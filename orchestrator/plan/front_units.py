@@ -8,26 +8,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from pydantic import TypeAdapter
+
 from deploy.unit import HttpProbe, LaunchUnit, ListenPort, PlannedFile
 from monitoring.dashboards.overview import overview
 from monitoring.rules import plan_rules
 from monitoring.scrape import Target, prometheus_config
 from monitoring.stack import grafana_provisioning, prometheus_argv
-from orchestrator.plan.addresses import url_host
+from orchestrator.plan.addresses import token_file, url_host
 from orchestrator.plan.engine_units import handoff_lease_s
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.pool_units import STAGE_FRONT
 from orchestrator.plan.port_map import PORTS_SETTING, PortMap
 from orchestrator.plan.types import EnginePlan, PoolPlan, RouterPlan
-from orchestrator.spec.job import ROUTER_DEFAULTS, JobSpec
+from orchestrator.spec.job import ROUTER_DEFAULTS, JobSpec, RouterSpec
 from router.settings import (
     TOKEN_FILE_VARIABLE,
     EngineEndpoint,
     PolicySettings,
-    RoundRobin,
     RouterSettings,
     StickyLeastLoaded,
 )
+
+_POLICY: TypeAdapter[PolicySettings] = TypeAdapter(PolicySettings)
 
 ROUTER_READY_S = 30.0
 PROMETHEUS_READY_S = 30.0
@@ -62,14 +65,21 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         internal_host=head.address,
         internal_port=ports.one(head.name),
         engines=tuple(EngineEndpoint(name=engine.name, role=engine.role, url=engine.url) for engine in engines),
-        policy=_policy(spec.router.policy, spec.router.session_idle),
+        policy=_policy(spec.router),
         handoff_lease_s=handoff_lease_s(spec),
         retries=spec.router.retries,
         request_timeout_s=spec.router.request_timeout,
+        workers=spec.router.workers,
+        max_requests=spec.router.max_requests,
+        max_legs_per_replica=spec.router.max_requests_per_replica,
+        max_waiting=spec.router.max_waiting,
+        max_wait_s=spec.router.max_wait,
+        skip_prefill_below_tokens=spec.router.skip_prefill_below_tokens,
+        session_journal=str(facts.job_dir / "sessions.jsonl"),
         shutdown_grace_s=drain_s,
     )
     config = facts.job_dir / "router.json"
-    token = str(facts.job_dir / "token")
+    token = str(token_file(facts.job_dir))
     plan = RouterPlan(
         url=f"http://{url_host(_reached_at(settings.host, head.address))}:{settings.port}",
         internal_url=f"http://{url_host(settings.internal_host)}:{settings.internal_port}",
@@ -104,10 +114,9 @@ def _reached_at(host: str, head: str) -> str:
     return head if host == "0.0.0.0" else host
 
 
-def _policy(name: str, session_idle_s: float) -> PolicySettings:
-    if name == RoundRobin().type:
-        return RoundRobin()
-    return StickyLeastLoaded(session_idle_s=session_idle_s)
+def _policy(router: RouterSpec) -> PolicySettings:
+    sticky = StickyLeastLoaded(session_idle_s=router.session_idle)
+    return sticky if router.policy == sticky.type else _POLICY.validate_python({"type": router.policy})
 
 
 def plan_monitoring(
@@ -129,7 +138,16 @@ def plan_monitoring(
     interval = spec.monitoring.scrape_interval
     config, rules = folder / "prometheus.yml", folder / "plan.rules.yml"
     files = [
-        _file(config, prometheus_config(spec.name, _targets(engines, pool, router, head.name), [str(rules)], interval)),
+        _file(
+            config,
+            prometheus_config(
+                spec.name,
+                _targets(engines, pool, router, head.name),
+                [str(rules)],
+                interval,
+                engine_token_file=router.token_file,
+            ),
+        ),
         _file(rules, plan_rules(spec.name, _replicas(engines), pool.capacity_bytes if pool else 0)),
         _file(folder / "dashboards" / "overview.json", json.dumps(overview(spec.name), indent=2) + "\n"),
     ]

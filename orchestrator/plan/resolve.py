@@ -14,7 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from connectors.chain import ChainReading, read_transfer_config
-from connectors.engine_argv import parallel_sizes
+from connectors.engine_argv import fenced, parallel_sizes
 from connectors.types import JsonDict, ParallelSizes, Role
 from orchestrator.errors import Complaint
 from orchestrator.spec.complaints import describe
@@ -69,6 +69,7 @@ def resolve_roles(spec: JobSpec) -> Resolved:
         engine = dict(sorted({**spec.engine, **role_spec.engine}.items()))
         override = _explicit_transfer_config(spec, role, engine.pop("kv_transfer_config", None), found)
         sizes = _sizes(spec, role, engine, found)
+        _check_middleware(spec, role, engine, found)
         if sizes is not None and role_spec.replicas * sizes.ranks > MOST_RANKS:
             found.append(_too_many(role, role_spec.replicas, sizes))
         if offload is not None and sizes is not None and not found:
@@ -206,6 +207,15 @@ def _explicit_transfer_config(spec: JobSpec, role: Role, value: Any, found: list
         )
     )
     return None
+
+
+def _check_middleware(spec: JobSpec, role: Role, engine: Mapping[str, Any], found: list[Complaint]) -> None:
+    try:
+        fenced(engine.get("middleware"))
+    except ValueError as error:
+        field = engine_field(spec, role, "middleware")
+        mend = "give the import paths that vLLM's --middleware takes"
+        found.append(Complaint(field=field, problem=f"is {error}", mend=mend))
 
 
 def _too_many(role: Role, replicas: int, sizes: ParallelSizes) -> Complaint:

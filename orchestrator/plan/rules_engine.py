@@ -29,6 +29,18 @@ def engine_installed(given: CheckInput) -> Iterator[Finding]:
         yield error("launch.python", f"{python} has no NIXL", "install nixl there")
 
 
+def engine_fenced(given: CheckInput) -> Iterator[Finding]:
+    """[A41] An engine without its fence serves whoever reaches its port, under whatever epoch."""
+    python, version = given.abilities.python, given.abilities.vllm_version
+    if not given.abilities.middleware_flag:
+        problem = f"vLLM {version} ({python}) has no --middleware, so its engines cannot load their fence"
+        yield error("launch.python", problem, "install vLLM 0.25.1 or newer there")
+    if given.abilities.plugin_path is None:
+        problem = f"{python} has no connectors.vllm_plugin of this version, so its engines cannot load their fence"
+        mend = f"install this version of Headrace there: {python} -m pip install --no-deps headrace"
+        yield error("launch.python", problem, mend)
+
+
 def model_exists(given: CheckInput) -> Iterator[Finding]:
     path = given.spec.model.path
     if path.startswith(("/", ".", "~")) and not given.facts.model.is_folder:
@@ -163,6 +175,7 @@ def launched_here(given: CheckInput) -> Iterator[Finding]:
 
 RULES = (
     engine_installed,
+    engine_fenced,
     model_exists,
     roles_make_a_fleet,
     owned_arguments,

@@ -36,6 +36,8 @@ class EnginePlan:
     cores: tuple[tuple[int, ...], ...]
     """Per rank, where engines are bound to cores."""
     joins_pool: bool
+    token_file: str
+    """With the bearer token that its fence asks for on every route."""
 
 
 @dataclass(frozen=True, kw_only=True)

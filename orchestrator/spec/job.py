@@ -129,6 +129,17 @@ class RouterSpec(SpecModel):
     request_timeout: Seconds = ROUTER_DEFAULTS["request_timeout_s"].default
     """For a whole request: all legs and attempts. 504 after it."""
     retries: Annotated[int, Field(ge=0, le=10)] = ROUTER_DEFAULTS["retries"].default
+    workers: Annotated[int, Field(ge=1, le=64)] = ROUTER_DEFAULTS["workers"].default
+    """Processes that serve the router's port."""
+    max_requests: Annotated[int, Field(ge=1)] | None = ROUTER_DEFAULTS["max_requests"].default
+    """Requests at engines at a time; further ones wait in line. Any number when left out."""
+    max_requests_per_replica: Annotated[int, Field(ge=1)] | None = ROUTER_DEFAULTS["max_legs_per_replica"].default
+    max_waiting: Annotated[int, Field(ge=0)] = ROUTER_DEFAULTS["max_waiting"].default
+    """Length of the line."""
+    max_wait: Seconds = ROUTER_DEFAULTS["max_wait_s"].default
+    """How long a request may wait in line."""
+    skip_prefill_below_tokens: Annotated[int, Field(ge=0)] = ROUTER_DEFAULTS["skip_prefill_below_tokens"].default
+    """A follow-up with fewer new tokens goes straight to the decode replica that has the rest; 0: never."""
 
 
 class HandoffSpec(SpecModel):

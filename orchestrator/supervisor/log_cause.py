@@ -9,6 +9,8 @@ _LIBRARY = re.compile(r"error while loading shared libraries: (\S+?):")
 _EXCEPTION = re.compile(r"(?:^|[\s)])([A-Za-z_][\w.]*(?:Error|Exception|Refused|Missing))(?:: ?(.+)|$)")
 _PLAIN = re.compile(r"(?:^[EF](?:\d{4}|\d{8}) |\b(?:FATAL|fatal|error:|Error:|ERROR)(?!\w)).*")
 """The first is glog's: severity, date, then time, thread, file and line."""
+_FENCE = re.compile(r"(?:ModuleNotFound|Import|Attribute)Error: .*\bconnectors\b")
+"""The module of every engine's --middleware is `connectors.vllm_plugin.fence`."""
 _WRAPPER = re.compile(r"RuntimeError: Engine core initialization failed")
 """vLLM's API server repeats a dead engine core in these words; the cause stands above them."""
 
@@ -17,6 +19,11 @@ def missing_library(lines: Sequence[str]) -> str | None:
     """Name of the shared library that the loader did not find."""
     found = [match[1] for line in lines if (match := _LIBRARY.search(line))]
     return found[-1] if found else None
+
+
+def fence_not_loaded(lines: Sequence[str]) -> bool:
+    """Whether an engine ended because its interpreter cannot import the fence."""
+    return any(_FENCE.search(line) for line in lines)
 
 
 def likely_cause(lines: Sequence[str]) -> str:

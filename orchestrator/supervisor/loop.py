@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from connectors.engine_client import CommandOrder
 from deploy.backend import Backend
 from deploy.logs import tail
 from deploy.probe import ProbeResult
@@ -20,14 +21,16 @@ from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.store.jobs import JobStore, Phase, StoredJob
 from orchestrator.supervisor.interfaces import (
     EngineQuestions,
+    FenceFailed,
     Gate,
     GateFailed,
     Progress,
     ProgressSink,
     ReadinessProbe,
+    ServingEpoch,
     UnitProgress,
 )
-from orchestrator.supervisor.log_cause import likely_cause, missing_library
+from orchestrator.supervisor.log_cause import fence_not_loaded, likely_cause, missing_library
 from orchestrator.supervisor.reconcile import UnitFailure, first_failure, next_step
 from orchestrator.supervisor.startup_checks import StartupFinding, caches_agree, pool_answers
 from orchestrator.supervisor.state import SeenUnit, UnitState, unit_state
@@ -36,6 +39,10 @@ LOOK_EVERY_S = 0.3
 LOG_LINES_SHOWN = 15
 LOG_LINES_READ = 400
 PROBES_AT_ONCE = 16
+FIRST_EPOCH = 1
+FIRST_VERSION = "initial"
+"""Of the weights that engines load at their start."""
+FIRST_ORDER = CommandOrder(update=0, attempt=0, step=0)
 
 
 class Overtaken(Exception):
@@ -72,13 +79,19 @@ class Supervisor:
     def _bring_up(self, name: str, progress: ProgressSink) -> StoredJob:
         job = self._start_units(name, progress)
         shown = tuple(_progress(job, unit, None) for unit in job.plan.units)
-        warnings = self._check_engines(job, lambda doing: progress(Progress(units=shown, now_doing=doing)))
-        progress(Progress(units=shown, now_doing="opening the router's gate"))
+
+        def say(doing: str) -> None:
+            progress(Progress(units=shown, now_doing=doing))
+
+        warnings = self._compare_caches(job, say)
+        serving = self._open_fences(job, say)
+        warnings += self._prove_pool(job, say)
+        say("opening the router's gate")
         self._refuse_failed_units(job)
         if not self.store.is_starting(name, job.run_id):
             raise Overtaken
         try:
-            self.gate.open(job.plan.router)
+            self.gate.open(job.plan.router, serving)
         except GateFailed as error:
             raise JobFailed(f"the router did not open its gate: {error}") from error
         phase: Phase = "degraded" if warnings else "ready"
@@ -86,17 +99,38 @@ class Supervisor:
             raise Overtaken
         return self.store.get(name)
 
-    def _check_engines(self, job: StoredJob, say: Callable[[str], None]) -> list[str]:
-        """Ask what only running engines can tell. Returns warnings; what must stop the job raises `JobFailed`."""
-        plan = job.plan
+    def _compare_caches(self, job: StoredJob, say: Callable[[str], None]) -> list[str]:
+        """Returns warnings; caches that do not fit together raise `JobFailed`."""
         say("comparing what the engines report of their caches")
-        warnings = _judge(caches_agree(plan.engines, self.questions.cache_configs(plan.engines)))
+        engines = job.plan.engines
+        return _judge(caches_agree(engines, self.questions.cache_configs(engines)))
+
+    def _open_fences(self, job: StoredJob, say: Callable[[str], None]) -> ServingEpoch:
+        """Confirm the first epoch at every engine. Another driver may have done so before: then the same is said again.
+
+        Raises:
+            JobFailed: an engine did not confirm.
+        """
+        say("confirming the engines' first epoch")
+        try:
+            instances = {
+                engine.name: self.questions.confirm_epoch(engine, FIRST_EPOCH, FIRST_ORDER)
+                for engine in job.plan.engines
+            }
+        except FenceFailed as error:
+            self._refuse_failed_units(job)
+            raise JobFailed(str(error)) from error
+        return ServingEpoch(epoch=FIRST_EPOCH, version=FIRST_VERSION, instances=instances, order=FIRST_ORDER)
+
+    def _prove_pool(self, job: StoredJob, say: Callable[[str], None]) -> list[str]:
+        """Returns warnings; a pool that must answer and does not raises `JobFailed`."""
+        plan = job.plan
         prober = _probing_engine(plan)
-        if prober is not None and plan.offload_probe != "off":
-            say(f"sending a prompt twice to {prober.name}: does the pool answer?")
-            probed = self.questions.probe_offload(prober, plan.model_name, f"headrace-probe-{job.run_id}")
-            warnings += _judge(pool_answers(probed, plan.offload_probe, plan.vllm_version))
-        return warnings
+        if prober is None or plan.offload_probe == "off":
+            return []
+        say(f"sending a prompt twice to {prober.name}: does the pool answer?")
+        probed = self.questions.probe_offload(prober, plan.model_name, f"headrace-probe-{job.run_id}")
+        return _judge(pool_answers(probed, plan.offload_probe, plan.vllm_version))
 
     def _refuse_failed_units(self, job: StoredJob) -> None:
         """The checks can take minutes, in which a process may have died."""
@@ -202,5 +236,7 @@ def _failure_text(job: StoredJob, failure: UnitFailure) -> str:
     cause = likely_cause(lines)
     library = missing_library(lines)
     mend = f"\n  mend: {library} is missing; `headrace doctor` names the package" if library else ""
+    if fence_not_loaded(lines):
+        mend = "\n  mend: this vLLM could not load its fence; install this version of Headrace for its interpreter"
     shown = "\n".join(f"    {line}" for line in lines[-LOG_LINES_SHOWN:])
     return f"{failure.unit} {failure.what}\n  cause: {cause}{mend}\n  log: {log}\n{shown}"

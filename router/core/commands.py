@@ -2,54 +2,88 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
+from router.core.asks import Ask, LegEnd, LegOutcome, Reason
 from router.core.replies import Reply
+from router.core.split import ClientBody
 from router.core.stream import StreamMerge
 from router.settings import EngineRole
-
-LegOutcome = Literal["ok", "client_error", "engine_error", "unreachable", "broken", "timeout", "expired", "cancelled"]
-"""How a leg ended. expired: it was never sent, its handoff had become too old on the way to the connection."""
 
 HandoffOutcome = Literal["sent", "missing", "expired", "unused"]
 """What became of a handoff. One whose leg was begun and could not be sent in time counts as sent and as expired."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SendLeg:
+class AskReplica(msgspec.Struct, frozen=True, kw_only=True):
+    """Ask the dispatcher; its answer is the next event, now or later."""
+
+    ask: Ask
+    until: float
+    """Feed `TimeReached` then, unless something else has happened."""
+
+
+class SendLeg(msgspec.Struct, frozen=True, kw_only=True):
     """Send a request to an engine and report how it goes. At most one leg of a request is alive."""
 
     leg: int
     role: EngineRole
     replica: str
+    instance: str
+    epoch: int
     url: str
+    """Base URL of the replica."""
+    path: str
     body: bytes
     request_id: str
     """X-Request-Id: the same on both legs of an attempt, different between attempts."""
-    timeout_s: float
-    """What is left of the whole request's time."""
+    until: float
+    """Feed `TimeReached` then, unless the leg has ended or a stream has begun."""
+    deadline: float
+    """The same for a stream that has begun."""
     send_by: float | None
     """No byte may leave after this moment: the handoff in the body would reach its engine too late (field case A39).
     None where no handoff is sent."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CancelLeg:
+class CancelLeg(msgspec.Struct, frozen=True, kw_only=True):
     """Close a leg's connection."""
 
     leg: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """Send the client a whole reply; the request is over."""
+class ParkLeg(msgspec.Struct, frozen=True, kw_only=True):
+    """Let a leg run on without a reader: the gate is frozen. Report its end, or `Thawed`."""
+
+    leg: int
+
+
+class EndLeg(msgspec.Struct, frozen=True):
+    """Tell the dispatcher that a leg is over."""
+
+    end: LegEnd
+
+
+class Leave(msgspec.Struct, frozen=True):
+    """Tell the dispatcher that the request is over; nothing comes after it."""
+
+    request: int
+
+
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Feed `TimeReached` at that moment."""
+
+    until: float
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """Send the client a whole reply."""
 
     reply: Reply
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StartRelay:
+class StartRelay(msgspec.Struct, frozen=True, kw_only=True):
     """Begin the client's reply with `first` and relay the leg's further bytes through `merge`."""
 
     leg: int
@@ -60,33 +94,58 @@ class StartRelay:
     merge: StreamMerge
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EndRelay:
-    """End the client's reply with `last`; the request is over."""
+class EndRelay(msgspec.Struct, frozen=True, kw_only=True):
+    """End the client's reply with `last`."""
 
     last: bytes
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountLeg:
+class GatherSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """Serve each of these bodies as a request of its own and make one reply of theirs; this flow has no more to do."""
+
+    body: ClientBody
+    parts: list[ClientBody]
+    per_prompt: int
+
+
+class CountLeg(msgspec.Struct, frozen=True, kw_only=True):
     role: EngineRole
     outcome: LegOutcome
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CountHandoff:
+class CountChoice(msgspec.Struct, frozen=True, kw_only=True):
+    role: EngineRole
+    reason: Reason
+
+
+class CountHandoff(msgspec.Struct, frozen=True, kw_only=True):
     outcome: HandoffOutcome
 
 
-@dataclass(frozen=True, slots=True)
-class CountRetry:
+class CountRetry(msgspec.Struct, frozen=True):
     pass
 
 
-@dataclass(frozen=True, slots=True)
-class CountClientGone:
+class CountClientGone(msgspec.Struct, frozen=True):
     pass
 
 
-Count = CountLeg | CountHandoff | CountRetry | CountClientGone
-Command = SendLeg | CancelLeg | Answer | StartRelay | EndRelay | Count
+class CountReadmitted(msgspec.Struct, frozen=True):
+    pass
+
+
+Count = CountLeg | CountChoice | CountHandoff | CountRetry | CountClientGone | CountReadmitted
+Command = (
+    AskReplica
+    | SendLeg
+    | CancelLeg
+    | ParkLeg
+    | EndLeg
+    | Leave
+    | Pause
+    | Answer
+    | StartRelay
+    | EndRelay
+    | GatherSamples
+    | Count
+)

@@ -1,26 +1,44 @@
-"""What can happen to one request. Made by `io/exchange.py` and `io/upstream.py`, fed to `flow.py`."""
+"""What can happen to one request. Made by the shell (`io/exchange.py`, `io/leg.py`), fed to `flow.py`."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Literal
 
+import msgspec
+
+from router.core.asks import Grant, Refusal
+from router.core.split import Route
 from router.core.table import LegFailure
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """The client's request is here, whole."""
 
+    number: int
+    """Unique in this router; its place in the line."""
+    route: Route
     path: str
     """The route's path; the same on the engines."""
     body: bytes
     session_header: str | None
+    min_version: str | None
     request_key: str
     """Unique among all requests ever sent to these engines; ids of attempts are made from it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LegAnswered:
+class Granted(msgspec.Struct, frozen=True):
+    """The dispatcher has reserved a replica."""
+
+    grant: Grant
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The dispatcher has none to give."""
+
+    refusal: Refusal
+
+
+class LegAnswered(msgspec.Struct, frozen=True, kw_only=True):
     """A leg ended with a whole reply, of any status."""
 
     leg: int
@@ -29,8 +47,7 @@ class LegAnswered:
     content_type: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LegStreaming:
+class LegStreaming(msgspec.Struct, frozen=True, kw_only=True):
     """A leg answered 200 with a stream, of which the first whole line is here. Nothing was relayed yet."""
 
     leg: int
@@ -38,8 +55,7 @@ class LegStreaming:
     content_type: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LegFailed:
+class LegFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A leg ended without a whole reply. Its connection is closed."""
 
     leg: int
@@ -47,23 +63,49 @@ class LegFailed:
     detail: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HandoffExpired:
+class HandoffExpired(msgspec.Struct, frozen=True, kw_only=True):
     """A leg was not sent: the handoff in its body expired before it was. Its engine has seen nothing of it."""
 
     leg: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StreamEnded:
+class StreamEnded(msgspec.Struct, frozen=True, kw_only=True):
     """A relayed stream is over, as its engine meant it."""
 
     leg: int
 
 
-@dataclass(frozen=True, slots=True)
-class ClientGone:
+class ClientGone(msgspec.Struct, frozen=True):
     """The client closed its connection."""
 
 
-Event = Arrived | LegAnswered | LegStreaming | LegFailed | HandoffExpired | StreamEnded | ClientGone
+class TimeReached(msgspec.Struct, frozen=True):
+    """The moment is here that the last `until` named."""
+
+
+class Thawed(msgspec.Struct, frozen=True):
+    """The gate is no longer frozen: what had to stay open may be closed."""
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """The request must not go on as it is."""
+
+    how: Literal["abort", "readmit", "keep", "asked"]
+    """abort, readmit, keep: what the control plane does with running requests before new weights come. asked: someone
+    named this request's id."""
+
+
+Event = (
+    Arrived
+    | Granted
+    | Refused
+    | LegAnswered
+    | LegStreaming
+    | LegFailed
+    | HandoffExpired
+    | StreamEnded
+    | ClientGone
+    | TimeReached
+    | Thawed
+    | Interrupted
+)

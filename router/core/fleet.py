@@ -1,52 +1,50 @@
-"""The replicas, their health, their load and the sessions on them, kept in step with each other.
+"""The replicas, their load, the sessions on them: one object that every request shares.
 
-`flow.py` places and releases its legs here, `io/poller.py` reports probes, `io/server.py` finishes sessions,
-`io/admin.py` and `io/metrics.py` read snapshots, `io/upstream.py` is told of lost replicas. A reservation counts from
-the moment of the choice, not of a reply, so that a burst spreads.
+`dispatcher.py` chooses and reserves through it, the shell tells it what probes showed. All changes of the load go
+through here, so that the sum of reservations and pins always equals what `load.py` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
-from router.core.gate import Gate
+from router.core.asks import LegEnd, Reason
+from router.core.breaker import Breaker, BreakerRules
 from router.core.load import LoadIndex
 from router.core.policies import ChoiceContext, make_policy
-from router.core.sessions import Pin, Session, Sessions
-from router.core.table import HealthRules, LegFailure, ProbeFailure, Replica, ReplicaTable
+from router.core.rates import MoveRates, Rate
+from router.core.sessions import Session, SessionRecord, Sessions
+from router.core.table import HealthRules, Member, ProbeFailure
 from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 
-ROLES: tuple[EngineRole, ...] = get_args(EngineRole)
+ROLES: tuple[EngineRole, ...] = ("prefill", "decode", "colocated")
+_NOT_SHARED: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ReplicaLost:
-    """A replica is out: its legs in flight can no longer be counted on."""
-
-    replica: str
-    silent: bool
-    """It sent no byte of late. Otherwise it still serves streams, and those that have begun go on (field case A15)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Reservation:
-    """One leg's place on one replica; released exactly once."""
+    """A leg's place on a member, from the choice to the end of the leg."""
 
-    number: int
-    replica: str
-    role: EngineRole
+    ticket: int
+    member: Member
+    session: Session
     tokens: int
+    ahead: int
+    """Tokens in flight there, the leg's own included, when it was placed."""
+    reason: Reason
+    fresh: bool
+    """Nothing of the session was known to this role before."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
-    """How a request can be served now."""
+class ReplicaLost:
+    """A replica was taken out of use. `silent`: not even a stream that has begun sends bytes any more."""
 
-    kind: Literal["split", "single"]
-    missing: EngineRole | None
-    """A role without a usable replica, if that stands in the way."""
+    replica: str
+    instance: str
+    silent: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +54,11 @@ class ReplicaView:
     name: str
     role: EngineRole
     url: str
+    instance: str
+    epoch: int | None
     usable: bool
+    draining: bool
+    breaker: Literal["closed", "open", "trial"]
     active_sessions: int
     legs_in_flight: int
     tokens_in_flight: int
@@ -66,38 +68,202 @@ class Fleet:
     """See the module text."""
 
     def __init__(self, settings: RouterSettings) -> None:
-        replicas = [Replica(name=each.name, role=each.role, url=each.url.rstrip("/")) for each in settings.engines]
-        rules = HealthRules(
+        self._rules = HealthRules(
             probe_failures=settings.probe_failures,
-            leg_failures=settings.leg_failures,
             busy_window_s=settings.probe_interval_s + settings.probe_timeout_s,
+            max_legs=settings.max_legs_per_replica,
+            breaker=BreakerRules(
+                failures=settings.leg_failures, open_s=settings.breaker_open_s, max_open_s=settings.breaker_max_open_s
+            ),
         )
-        self.table = ReplicaTable(replicas, rules)
-        self.load = {role: LoadIndex(each.name for each in self.table.of_role(role)) for role in ROLES}
         policy = settings.policy
+        self.members: dict[str, Member] = {}
         self.sessions = Sessions(policy.session_idle_s if isinstance(policy, StickyLeastLoaded) else None)
         self._policies = {role: make_policy(policy) for role in ROLES}
-        self._open: set[int] = set()
-        self._numbers = 0
+        self._rates = {role: MoveRates(cold=Rate(), pool=Rate()) for role in ROLES}
+        self._indexes: dict[EngineRole, dict[int, LoadIndex]] = {role: {} for role in ROLES}
+        self._epochs: dict[tuple[EngineRole, ...], list[int]] = {}
+        """Answers of `epochs_with`, until an index comes or goes."""
+        self._open: dict[int, Reservation] = {}
+        self._restorable: dict[str, list[tuple[SessionRecord, str]]] = {}
+        """Pins of an earlier router by replica, with the instance that they belong to."""
+        self._tickets = self._orders = self._choices = 0
         self._tell_loss: Callable[[ReplicaLost], None] = lambda _lost: None
+        for engine in settings.engines:
+            self.add(name=engine.name, role=engine.role, url=engine.url, instance="")
 
     def report_losses(self, listener: Callable[[ReplicaLost], None]) -> None:
         """Tell `listener` of each lost replica, so that the shell ends the legs there."""
         self._tell_loss = listener
 
-    def layout(self) -> Layout:
-        """Pairs where both roles have a usable replica, else colocated replicas, else what is missing."""
-        if self.load["prefill"].present_count and self.load["decode"].present_count:
-            return Layout(kind="split", missing=None)
-        if self.load["colocated"].present_count:
-            return Layout(kind="single", missing=None)
-        pair: tuple[EngineRole, ...] = ("prefill", "decode")
-        if any(self.table.of_role(role) for role in pair):
-            return Layout(kind="split", missing=next(role for role in pair if not self.load[role].present_count))
-        return Layout(kind="single", missing="colocated")
+    # -- members -------------------------------------------------------------------------------------------
 
-    def begin_request(self, session_id: str | None) -> Session:
-        return self.sessions.begin_request(session_id)
+    def add(self, *, name: str, role: EngineRole, url: str, instance: str) -> Member:
+        """A new life of a replica; an earlier one of the same name is gone with its sessions."""
+        if name in self.members:
+            self.remove(name)
+        self._orders += 1
+        member = Member(
+            name=name,
+            role=role,
+            url=url.rstrip("/"),
+            instance=instance,
+            order=self._orders,
+            rules=self._rules,
+            breaker=Breaker(self._rules.breaker),
+        )
+        self.members[name] = member
+        return member
+
+    def remove(self, name: str) -> None:
+        """Forget a replica. Legs that it still holds end as their connections do."""
+        member = self.members.pop(name)
+        member.draining = True
+        self._refresh(member)
+        self._lose_sessions(member)
+        self._tell_loss(ReplicaLost(replica=name, instance=member.instance, silent=True))
+
+    def drain(self, name: str, draining: bool = True) -> None:
+        """No new leg goes there and its sessions move with their next request, until it is no longer drained."""
+        member = self.members[name]
+        member.draining = draining
+        self._refresh(member)
+        if draining:
+            self._lose_sessions(member)
+
+    def confirm(self, name: str, epoch: int | None) -> None:
+        """What weights a replica holds, as the control plane has confirmed; None: it no longer knows."""
+        member = self.members[name]
+        if member.epoch != epoch:
+            self._refresh(member, leave=True)
+            member.epoch = epoch
+        self._refresh(member)
+
+    def recognise(self, name: str, instance: str, now: float) -> bool:
+        """A probe met this instance. False: another life than the known one; it replaces it, unconfirmed."""
+        member = self.members[name]
+        if not member.instance:
+            member.instance = instance
+        if not instance or member.instance == instance:
+            self._restore_pins(member, now)
+            return True
+        self.add(name=name, role=member.role, url=member.url, instance=instance).probe_passed(now)
+        return False
+
+    def probe_passed(self, name: str, now: float) -> None:
+        member = self.members[name]
+        member.probe_passed(now)
+        self._refresh(member)
+
+    def probe_failed(self, name: str, failure: ProbeFailure, now: float) -> None:
+        member = self.members[name]
+        was_usable = member.usable
+        member.probe_failed(failure, now)
+        if member.usable:
+            return
+        self._refresh(member)
+        if was_usable:
+            self._lose_sessions(member)
+        if not member.alive:
+            # Again with each failed probe: a stream that went on when the replica was lost may have fallen silent.
+            silent = not member.is_sending(now)
+            self._tell_loss(ReplicaLost(replica=name, instance=member.instance, silent=silent))
+
+    def byte_seen(self, name: str, now: float) -> None:
+        member = self.members.get(name)
+        if member is not None:
+            member.last_byte = now
+
+    # -- what may be chosen --------------------------------------------------------------------------------
+
+    def usable_count(self, role: EngineRole) -> int:
+        return sum(map(len, self._indexes[role].values()))
+
+    def epochs_with(self, *roles: EngineRole) -> list[int]:
+        """Epochs in which each of the roles has a usable replica, newest first."""
+        found = self._epochs.get(roles)
+        if found is None:
+            first, *others = (self._indexes[role] for role in roles)
+            found = sorted((epoch for epoch in first if all(epoch in other for other in others)), reverse=True)
+            self._epochs[roles] = found
+        return found
+
+    def place(
+        self,
+        session: Session,
+        role: EngineRole,
+        epochs: Sequence[int],
+        *,
+        tokens: int,
+        now: float,
+        avoid: frozenset[str] = _NOT_SHARED,
+        key: str = "",
+    ) -> Reservation | None:
+        """Choose a replica for a leg and reserve it; None if no replica of these epochs has room."""
+        indexes = [self._indexes[role][epoch] for epoch in epochs if epoch in self._indexes[role]]
+        if not indexes:
+            return None
+        policy, pinned = self._policies[role], session.pin_of(role)
+        choice = policy.choose(
+            ChoiceContext(
+                key=session.id or key,
+                pinned=pinned,
+                avoid=avoid,
+                prefix_tokens=session.known_tokens,
+                moved_at=session.moved_at,
+                rates=self._rates[role],
+                now=now,
+            ),
+            indexes,
+        )
+        if choice is None:
+            return None
+        member, reason = choice.member, choice.reason
+        if reason == "new" and session.lost:
+            reason = "moved_lost"
+        fresh = pinned is None and not session.known_tokens
+        if member is not pinned:
+            replaced = self.sessions.pin(session, role, member)
+            if replaced is not None:
+                self._change_sessions(replaced, -1)
+            if reason == "moved_wait":
+                session.moved_at = now
+            self._choices += 1
+            member.sessions += 1
+            member.chosen = self._choices
+        self._tickets += 1
+        member.tokens += tokens
+        member.legs += 1
+        self._touch(member)
+        made = Reservation(self._tickets, member, session, tokens, member.tokens, reason, fresh)
+        self._open[self._tickets] = made
+        return made
+
+    def end_leg(self, end: LegEnd, now: float) -> Reservation:
+        """A leg is over: give its place back, once, and learn from how it went."""
+        reservation = self._open.pop(end.ticket, None)
+        assert reservation is not None, f"ticket {end.ticket} was given back before"
+        member, failure = reservation.member, end.failure
+        member.tokens -= reservation.tokens
+        member.legs -= 1
+        assert member.tokens >= 0, f"tokens of {member.name} below 0"
+        assert member.legs >= 0, f"legs of {member.name} below 0"
+        if end.outcome == "ok":
+            self._learn(reservation, end)
+        if failure is None:
+            if end.outcome in ("ok", "client_error"):
+                member.breaker.leg_succeeded()
+        elif end.blamed:
+            was_usable = member.usable
+            member.leg_failed(failure, now)
+            if was_usable and not member.usable:
+                self._refresh(member)
+                self._lose_sessions(member)
+                self._tell_loss(ReplicaLost(replica=member.name, instance=member.instance, silent=False))
+        self._refresh(member)
+        return reservation
+
+    # -- sessions ------------------------------------------------------------------------------------------
 
     def end_request(self, session: Session, now: float) -> None:
         self._unpin(self.sessions.end_request(session, now))
@@ -108,90 +274,81 @@ class Fleet:
     def expire_sessions(self, now: float) -> None:
         self._unpin(self.sessions.expire(now))
 
-    def place(
-        self, session: Session, role: EngineRole, *, tokens: int, avoid: frozenset[str] = frozenset()
-    ) -> Reservation | None:
-        """Choose a replica for a leg and reserve it; None if no replica of the role is usable."""
-        load = self.load[role]
-        pinned = session.pins.get(role)
-        name = self._policies[role].choose(ChoiceContext(pinned=pinned, avoid=avoid), load)
-        if name is None:
-            return None
-        if name != pinned:
-            replaced = self.sessions.pin(session, role, name)
-            self._unpin([replaced] if replaced is not None else [])
-            load.change(name, sessions=1)
-            load.mark_chosen(name)
-        load.change(name, tokens=tokens, legs=1)
-        self._numbers += 1
-        self._open.add(self._numbers)
-        return Reservation(number=self._numbers, replica=name, role=role, tokens=tokens)
-
-    def release(self, reservation: Reservation) -> None:
-        assert reservation.number in self._open, f"{reservation} was released before"
-        self._open.discard(reservation.number)
-        self.load[reservation.role].change(reservation.replica, tokens=-reservation.tokens, legs=-1)
-
-    def leg_succeeded(self, name: str) -> None:
-        self.table.leg_succeeded(name)
-
-    def leg_failed(self, name: str, failure: LegFailure) -> None:
-        if self.table.leg_failed(name, failure):
-            self._lose(name)
-            self._tell_loss(ReplicaLost(replica=name, silent=False))
-
-    def byte_seen(self, name: str, now: float) -> None:
-        self.table.byte_seen(name, now)
-
-    def probe_passed(self, name: str) -> None:
-        if self.table.probe_passed(name):
-            self.load[self.table[name].role].set_present(name, True)
-
-    def probe_failed(self, name: str, failure: ProbeFailure, now: float) -> None:
-        if self.table.probe_failed(name, failure, now):
-            self._lose(name)
-        if not self.table.is_usable(name):
-            # Again with each failed probe: a stream that went on when the replica was lost may have fallen silent.
-            self._tell_loss(ReplicaLost(replica=name, silent=not self.table.is_sending(name, now)))
-
-    def usable(self) -> list[Replica]:
-        return [replica for replica in self.table.replicas if self.table.is_usable(replica.name)]
+    def restore_sessions(self, records: Iterable[SessionRecord]) -> None:
+        """The pins of an earlier router: taken over one by one, as probes find each replica in the same life."""
+        for record in records:
+            for pin in record.pins.values():
+                self._restorable.setdefault(pin.replica, []).append((record, pin.instance))
 
     def views(self) -> list[ReplicaView]:
-        return [self._view(replica) for replica in self.table.replicas]
+        return [_view(member) for member in self.members.values()]
 
-    def _view(self, replica: Replica) -> ReplicaView:
-        load = self.load[replica.role][replica.name]
-        return ReplicaView(
-            name=replica.name,
-            role=replica.role,
-            url=replica.url,
-            usable=self.table.is_usable(replica.name),
-            active_sessions=load.sessions,
-            legs_in_flight=load.legs,
-            tokens_in_flight=load.tokens,
-        )
+    def _restore_pins(self, member: Member, now: float) -> None:
+        for record, instance in self._restorable.pop(member.name, ()):
+            same_life = instance == member.instance
+            if same_life and self.sessions.restore(record.id, record.tokens, member, now):
+                self._change_sessions(member, 1)
 
-    def _lose(self, name: str) -> None:
-        self.load[self.table[name].role].set_present(name, False)
-        self._unpin(self.sessions.lose_replica(name))
+    def _learn(self, reservation: Reservation, end: LegEnd) -> None:
+        member, session = reservation.member, reservation.session
+        if member.role != "prefill":
+            session.known_tokens, session.known_epoch = reservation.tokens, member.epoch
+        if member.role == "decode" or end.seconds <= 0:
+            return
+        member.drain.add(reservation.ahead, end.seconds)
+        rates = self._rates[member.role]
+        if reservation.fresh:
+            rates.cold.add(reservation.tokens, end.seconds)
+        elif reservation.reason.startswith("moved") and end.cached_tokens:
+            rates.pool.add(end.cached_tokens, end.seconds)
 
-    def _unpin(self, pins: list[Pin]) -> None:
-        for pin in pins:
-            self.load[pin.role].change(pin.replica, sessions=-1)
+    def _refresh(self, member: Member, *, leave: bool = False) -> None:
+        """Put a member into the index that it belongs to now, or into none."""
+        usable = member.usable and not leave
+        indexes = self._indexes[member.role]
+        if member.index is not None and not usable:
+            index = member.index
+            index.discard(member)
+            if not len(index):
+                del indexes[index.epoch]
+                self._epochs.clear()
+        elif usable and member.index is None:
+            assert member.epoch is not None, "usable without an epoch"
+            if member.epoch not in indexes:
+                indexes[member.epoch] = LoadIndex(member.epoch)
+                self._epochs.clear()
+            indexes[member.epoch].add(member)
+        elif usable:
+            self._touch(member)
+
+    def _touch(self, member: Member) -> None:
+        if member.index is not None:
+            member.index.touch(member)
+
+    def _lose_sessions(self, member: Member) -> None:
+        self._change_sessions(member, -self.sessions.lose(member))
+
+    def _unpin(self, ended: Iterable[Member]) -> None:
+        for member in ended:
+            self._change_sessions(member, -1)
+
+    def _change_sessions(self, member: Member, by: int) -> None:
+        member.sessions += by
+        assert member.sessions >= 0, f"sessions of {member.name} below 0"
+        self._touch(member)
 
 
-def not_ready_reason(fleet: Fleet, gate: Gate) -> str | None:
-    """Why no new request can be served now; None if one can."""
-    if not gate.may_start:
-        return gate_message(gate)
-    missing = fleet.layout().missing
-    return missing_message(missing) if missing is not None else None
-
-
-def gate_message(gate: Gate) -> str:
-    return f"the router's gate is {gate.state}: requests are not sent to engines now"
-
-
-def missing_message(role: EngineRole) -> str:
-    return f"no usable {role} replica"
+def _view(member: Member) -> ReplicaView:
+    return ReplicaView(
+        name=member.name,
+        role=member.role,
+        url=member.url,
+        instance=member.instance,
+        epoch=member.epoch,
+        usable=member.usable,
+        draining=member.draining,
+        breaker=member.breaker.state,
+        active_sessions=member.sessions,
+        legs_in_flight=member.legs,
+        tokens_in_flight=member.tokens,
+    )

@@ -1,22 +1,18 @@
 """One client request, from its arrival to its end: events in, commands out.
 
-`io/server.py` makes a `Flow` per request, `io/exchange.py` feeds it what happens and does what it says. Sessions, load
-and health are in `fleet.py`, the gate in `gate.py`, the bodies in `split.py`.
+`io/exchange.py` makes a `Flow` per request, feeds it what happens and does what it says. Which replica, and when, is
+the dispatcher's answer; the bodies are `split.py`'s.
 
-    new --Arrived--> prefill --P answered--> decode --first line--> relaying --> done
-                        ^                      |  \\--whole reply--> done
-                        +---- fresh attempt ---+
+    new --> asking --Granted--> prefill --P reply--> asking_second --Granted--> decode --first line--> relaying --> done
+              ^                                                                   |  \\--whole reply--> done
+              +------------------------ resting, a fresh attempt -----------------+
 A fleet of colocated replicas has one leg, which lives in the state "decode". At most one leg is alive, so a
-request never has two live copies.
+request never has two live copies. While the gate is frozen a leg that nobody waits for any more is not closed but
+"parked".
 
 Rules that are easy to undo by accident:
-- **Age of a handoff.** Its lease starts when the P engine ends the leg, a moment that the router can't see: the
-  reply may have waited in a socket or behind a stalled loop, and the reply's own expiry field is
-  empty on the prefill side. So the age counts from when the P leg was *sent*, plus the time that the engine says it
-  worked (if it says so): never too young. Without the engine's word a P leg slower than lease - margin is run again
-  (from the engine's own cache); when the attempts are used up the D leg goes without a handoff, slower and right.
-  Connecting takes time too: the D leg carries `send_by`, after which the shell sends nothing and says `HandoffExpired`.
-- **A handoff is used at most once**: it is a local of the step that receives it.
+- **A handoff that is too old** (see `legs.py`) is renewed by a fresh attempt; when the attempts are used up the D leg
+  goes without one, slower and right.
 - **Retries** happen only while the client has seen nothing, and each is a fresh attempt with a new id and a new P leg.
 - **4xx is the client's**: passed on as it is, not retried, blamed on nobody.
 - **One deadline** covers all legs and attempts. When it ends a leg, the replica is blamed only if it had the request
@@ -26,20 +22,22 @@ Rules that are easy to undo by accident:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Literal
 
+from router.core.asks import Ask, Grant, LegEnd
 from router.core.commands import (
     Answer,
-    CancelLeg,
+    AskReplica,
     Command,
     CountClientGone,
     CountHandoff,
-    CountLeg,
+    CountReadmitted,
     CountRetry,
+    EndLeg,
     EndRelay,
-    LegOutcome,
-    SendLeg,
+    GatherSamples,
+    Leave,
+    Pause,
     StartRelay,
 )
 from router.core.errors import InvalidTransition, RequestRefused
@@ -47,353 +45,357 @@ from router.core.events import (
     Arrived,
     ClientGone,
     Event,
+    Granted,
     HandoffExpired,
+    Interrupted,
     LegAnswered,
     LegFailed,
     LegStreaming,
+    Refused,
     StreamEnded,
+    Thawed,
+    TimeReached,
 )
-from router.core.fleet import Fleet, Reservation, gate_message, missing_message
-from router.core.gate import Gate
+from router.core.fanout import samples, samples_per_prompt
+from router.core.legs import Legs
 from router.core.replies import JSON, Reply, error_event, error_reply, retry_headers
-from router.core.sessions import Session
-from router.core.split import (
-    ClientBody,
-    PrefillResult,
-    check_split,
-    decode_body,
-    merge_reply,
-    parse_body,
-    prefill_body,
-    read_prefill_reply,
-    reply_failed,
-    single_body,
-)
+from router.core.retry import backoff_s
+from router.core.rules import FlowTools
+from router.core.split import ClientBody, check_split, merge_reply, parse_body, read_prefill_reply, reply_failed
 from router.core.stream import StreamMerge, failed_event
 from router.core.table import LegFailure
-from router.settings import EngineRole
 
-State = Literal["new", "prefill", "decode", "relaying", "done"]
+State = Literal["new", "asking", "prefill", "asking_second", "decode", "relaying", "resting", "parked", "done"]
 
 _FAILURE_STATUS: dict[LegFailure, int] = {"unreachable": 503, "broken": 502, "timeout": 504, "engine_error": 502}
 _BYTES_PER_TOKEN = 4
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlowRules:
-    """The settings that a request obeys."""
-
-    retries: int
-    request_timeout_s: float
-    """For the whole request: all its legs and attempts."""
-    handoff_lifetime_s: float
-    """Lease minus margin: an older handoff is never sent."""
-    session_fields: tuple[str, ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Leg:
-    number: int
-    reservation: Reservation
-    sent_at: float
+_ABORTED_STATUS = 499
+"""What nginx writes down for a client that closed its request; here somebody closed it on the client's behalf."""
+_INTERRUPTED = "new weights are being installed and running requests are ended: send the request again"
+_ASKED_TO_END = "the request was aborted"
 
 
 class Flow:
     """See the module text."""
 
-    def __init__(self, *, fleet: Fleet, gate: Gate, rules: FlowRules) -> None:
+    def __init__(self, tools: FlowTools) -> None:
         self.state: State = "new"
         self.client_request_id: str | None = None
         """The id in the client's body, known after `Arrived`."""
-        self._fleet = fleet
-        self._gate = gate
-        self._rules = rules
-        self._path = self._key = ""
+        self._tools = tools
+        self._gate, self._budget, self._rules = tools.gate, tools.budget, tools.rules
         self._deadline = 0.0
-        self._body: ClientBody | None = None
-        self._session: Session | None = None
-        self._attempts = 0
-        self._legs = 0
-        self._leg: _Leg | None = None
+        self._attempts = self._retries = 0
         self._avoid: frozenset[str] = frozenset()
-        self._prefill: PrefillResult | None = None
         self._merge: StreamMerge | None = None
-        self._served_by: dict[str, str] = {}
         self._story: list[str] = []
+        self._arrival: Arrived
+        self._body: ClientBody
+        self.legs: Legs
+        """These three are there from the arrival on."""
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Take one event; what the shell has to do, in order."""
         handler = _TRANSITIONS.get((self.state, type(event)))
-        self._story.append(f"{self.state}: {type(event).__name__}")
+        self._story.append(self.state)
         if handler is None:
-            raise InvalidTransition("; ".join(self._story))
+            raise InvalidTransition(f"{' > '.join(self._story)}: {type(event).__name__}")
         commands: list[Command] = handler(self, event, now)
         return commands
 
-    # -- events ------------------------------------------------------------------------------------------
+    # -- arrival and attempts ------------------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, now: float) -> list[Command]:
-        if not self._gate.may_start:
-            return self._answer(error_reply(503, gate_message(self._gate)), now)
-        self._path, self._key = event.path, event.request_key
+        self._arrival = event
         self._deadline = now + self._rules.request_timeout_s
         try:
             self._body = parse_body(
-                event.body, session_header=event.session_header, session_fields=self._rules.session_fields
+                event.body,
+                route=event.route,
+                session_header=event.session_header,
+                session_fields=self._rules.session_fields,
             )
         except RequestRefused as refused:
-            return self._refuse(refused, now)
+            self.state = "done"
+            return [Answer(reply=error_reply(400, refused.message, refused.param))]
         self.client_request_id = self._body.request_id
-        self._session = self._fleet.begin_request(self._body.session_id)
-        return self._start_attempt(now)
+        self.legs = Legs(self._body, event, self._tools, self._deadline)
+        return self._start_attempt()
+
+    def _start_attempt(self) -> list[Command]:
+        self._attempts += 1
+        self.legs.begin_attempt()
+        return self._ask("asking", None)
+
+    def _ask(self, state: State, handoff_epoch: int | None) -> list[Command]:
+        assert self.legs.live is None, "asking beside a live leg"
+        self.state = state
+        ask = Ask(
+            request=self._arrival.number,
+            session=self._body.session_id,
+            tokens=len(self._arrival.body) // _BYTES_PER_TOKEN + 1,
+            avoid=self._avoid,
+            handoff_epoch=handoff_epoch,
+            min_version=self._arrival.min_version,
+        )
+        return [AskReplica(ask=ask, until=self._deadline)]
+
+    def _first_granted(self, event: Granted, now: float) -> list[Command]:
+        grant = event.grant
+        if not self._gate.may_start:
+            return self._back_in_line(grant, None)
+        if grant.role != "colocated":
+            # Not at arrival: only now it is known that the legs are separate.
+            end = EndLeg(LegEnd(ticket=grant.ticket, outcome="cancelled"))
+            try:
+                parts = samples(self._body, limit=self._rules.max_samples)
+                if parts is not None:
+                    gather = GatherSamples(body=self._body, parts=parts, per_prompt=samples_per_prompt(self._body))
+                    return [end, self._leave(), gather]
+                check_split(self._body)
+            except RequestRefused as refused:
+                return [end, *self._answer(error_reply(400, refused.message, refused.param))]
+        self.state = "prefill" if grant.role == "prefill" else "decode"
+        return self.legs.send_first(grant, now)
+
+    def _second_granted(self, event: Granted, now: float) -> list[Command]:
+        if not self._gate.may_continue:
+            return self._back_in_line(event.grant, event.grant.epoch)
+        sent = self.legs.send_second(event.grant, now)
+        if sent is None:
+            end = EndLeg(LegEnd(ticket=event.grant.ticket, outcome="expired"))
+            return [end, *self._renew_handoff(event.grant.epoch, now)]
+        self.state = "decode"
+        return sent
+
+    def _back_in_line(self, grant: Grant, handoff_epoch: int | None) -> list[Command]:
+        """The gate has closed while the answer was on its way."""
+        end = EndLeg(LegEnd(ticket=grant.ticket, outcome="cancelled"))
+        return [end, *self._ask(self.state, handoff_epoch)]
+
+    def _refused(self, event: Refused, _now: float) -> list[Command]:
+        refusal, dropped = event.refusal, self.legs.drop_handoff()
+        if refusal.kind == "no_pair" and self._attempts <= self._rules.retries:
+            # The handoff's epoch has gone: the pair is made anew in another.
+            return [*dropped, CountRetry(), *self._start_attempt()]
+        return [*dropped, *self._answer(error_reply(503, refusal.message))]
+
+    # -- replies of engines --------------------------------------------------------------------------------
 
     def _prefill_answered(self, event: LegAnswered, now: float) -> list[Command]:
-        leg = self._leg_of(event.leg)
+        leg = self.legs.live_leg(event.leg)
         result = read_prefill_reply(event.body) if 200 <= event.status < 300 else None
         if result is None or result.failed:
             return self._not_served(event, now)
-        commands = self._end_leg("ok")
-        self._prefill = result
-        if not self._gate.may_continue:
-            return [
-                *commands,
-                *self._drop(result.handoff),
-                *self._answer(error_reply(503, gate_message(self._gate)), now),
-            ]
+        commands = self.legs.end("ok", now, cached_tokens=result.cached_tokens)
+        in_time = self.legs.take_handoff(leg, result, now)
+        if now >= self._deadline:
+            return [*commands, *self._waited_too_long(TimeReached(), now)]
+        if not in_time:
+            return [*commands, *self._renew_handoff(leg.grant.epoch, now)]
         if result.handoff is None:
-            return [*commands, CountHandoff(outcome="missing"), *self._send_decode(None, now)]
-        # The engine can't have ended the leg before it was sent and worked on.
-        send_by = leg.sent_at + result.busy_s + self._rules.handoff_lifetime_s
-        if now > send_by:
-            return [*commands, *self._renew_handoff(now)]
-        return [*commands, *self._send_decode(result.handoff, now, send_by)]
+            commands.append(CountHandoff(outcome="missing"))
+        return [*commands, *self._ask("asking_second", leg.grant.epoch)]
 
     def _handoff_expired(self, event: HandoffExpired, now: float) -> list[Command]:
         """The D leg was not sent in time. Its replica has seen nothing of it and is not blamed."""
-        self._leg_of(event.leg)
-        commands = self._end_leg("expired")
-        if not self._gate.may_continue:
-            return [*commands, *self._answer(error_reply(503, gate_message(self._gate)), now)]
-        return [*commands, *self._renew_handoff(now)]
+        epoch = self.legs.live_leg(event.leg).grant.epoch
+        return [*self.legs.end("expired", now), *self._renew_handoff(epoch, now)]
+
+    def _renew_handoff(self, epoch: int, now: float) -> list[Command]:
+        """In place of a handoff that is too old: a fresh attempt, or a D leg that runs the prompt itself."""
+        self.legs.forget_handoff()
+        expired = CountHandoff(outcome="expired")
+        if self._attempts <= self._rules.retries and now < self._deadline:
+            return [expired, CountRetry(), *self._start_attempt()]
+        return [expired, *self._ask("asking_second", epoch)]
 
     def _decode_answered(self, event: LegAnswered, now: float) -> list[Command]:
         if not 200 <= event.status < 300 or reply_failed(event.body):
             return self._not_served(event, now)
-        commands = self._end_leg("ok")
-        body = merge_reply(event.body, self._prefill)
-        return [*commands, *self._answer(Reply(status=event.status, body=body, content_type=event.content_type), now)]
+        commands = self.legs.end("ok", now)
+        self._budget.request_served()
+        label = self.legs.making.label() if self._body.wants_label else None
+        body = merge_reply(event.body, self.legs.prefill, label=label)
+        return [*commands, *self._answer(Reply(status=event.status, body=body, content_type=event.content_type))]
 
     def _streaming(self, event: LegStreaming, now: float) -> list[Command]:
-        leg = self._leg_of(event.leg)
+        leg = self.legs.live_leg(event.leg)
         if self.state == "prefill" or failed_event(event.head):
-            detail = f"the engine answered with {'a stream' if self.state == 'prefill' else 'an error event'}"
-            return [CancelLeg(leg=leg.number), *self._leg_failed_with("engine_error", detail, None, now)]
-        self._fleet.byte_seen(leg.reservation.replica, now)
-        self._merge = StreamMerge(self._prefill)
+            detail = "the engine answered with " + ("a stream" if self.state == "prefill" else "an error event")
+            if not self._gate.may_close:
+                return self._stop(502, f"{leg.grant.replica}: {detail}", now)
+            closed = self.legs.close("engine_error", now, blamed=True)
+            return [*closed, *self._try_again(leg.grant.replica, "engine_error", detail, now)]
+        making = self.legs.making
+        self._merge = StreamMerge(self.legs.prefill, label=making.label if self._body.wants_label else None)
+        making.delivered()
         self.state = "relaying"
         return [
             StartRelay(
                 leg=leg.number,
-                replica=leg.reservation.replica,
-                headers=self._headers(),
+                replica=leg.grant.replica,
+                headers=making.headers(),
                 content_type=event.content_type,
                 first=self._merge.feed(event.head),
                 merge=self._merge,
             )
         ]
 
-    def _leg_failed(self, event: LegFailed, now: float) -> list[Command]:
-        self._leg_of(event.leg)
-        return self._leg_failed_with(event.failure, event.detail, None, now)
-
     def _stream_ended(self, event: StreamEnded, now: float) -> list[Command]:
-        self._leg_of(event.leg)
+        self.legs.live_leg(event.leg)
         assert self._merge is not None, "relaying without a merge"
-        commands = self._blame("engine_error", now) if self._merge.engine_failed else self._end_leg("ok")
-        self._close(now)
-        return [*commands, EndRelay(last=self._merge.flush())]
+        if self._merge.engine_failed:
+            ended = self.legs.end("engine_error", now, blamed=True)
+        else:
+            ended = self.legs.end("ok", now)
+            self._budget.request_served()
+        return [*ended, EndRelay(last=self._merge.flush()), self._leave()]
+
+    # -- failures ------------------------------------------------------------------------------------------
+
+    def _leg_failed(self, event: LegFailed, now: float) -> list[Command]:
+        leg = self.legs.live_leg(event.leg)
+        ended = self.legs.end(event.failure, now, blamed=True)
+        return [*ended, *self._try_again(leg.grant.replica, event.failure, event.detail, now)]
 
     def _stream_broke(self, event: LegFailed, now: float) -> list[Command]:
         """The client has seen bytes: it is told inside its stream, where OpenAI clients look for errors."""
-        leg = self._leg_of(event.leg)
-        message = f"{leg.reservation.replica} stopped in the middle of its reply: {event.detail}"
-        commands = self._blame(event.failure, now)
-        self._close(now)
-        return [*commands, EndRelay(last=error_event(_FAILURE_STATUS[event.failure], message))]
-
-    def _client_gone(self, _event: ClientGone, now: float) -> list[Command]:
-        commands: list[Command] = [CountClientGone()]
-        if self._leg is not None:
-            commands.append(CancelLeg(leg=self._leg.number))
-            commands += self._end_leg("cancelled")
-        self._close(now)
-        return commands
-
-    def _too_late(self, _event: ClientGone, _now: float) -> list[Command]:
-        return []
-
-    # -- legs ----------------------------------------------------------------------------------------------
-
-    def _start_attempt(self, now: float) -> list[Command]:
-        assert self._body is not None, "an attempt without a body"
-        self._prefill = None
-        if not self._gate.may_start:
-            return self._answer(error_reply(503, gate_message(self._gate)), now)
-        layout = self._fleet.layout()
-        if layout.kind == "split":
-            # Not at arrival: an attempt may meet another layout than the one before it.
-            try:
-                check_split(self._body)
-            except RequestRefused as refused:
-                return self._refuse(refused, now)
-        if layout.missing is not None:
-            return self._none_usable(layout.missing, now)
-        self._attempts += 1
-        self._served_by = {}
-        if layout.kind == "single":
-            return self._send("colocated", single_body(self._body), now) or self._none_usable("colocated", now)
-        return self._send("prefill", prefill_body(self._body), now) or self._none_usable("prefill", now)
-
-    def _renew_handoff(self, now: float) -> list[Command]:
-        """In place of a handoff that is too old: a fresh attempt, or a D leg that runs the prompt itself."""
-        expired = CountHandoff(outcome="expired")
-        if self._may_retry(now):
-            return [expired, CountRetry(), *self._start_attempt(now)]
-        return [expired, *self._send_decode(None, now)]
-
-    def _send_decode(self, handoff: bytes | None, now: float, send_by: float | None = None) -> list[Command]:
-        """The second leg, with the handoff if one is given."""
-        assert self._body is not None, "a leg without a body"
-        if now >= self._deadline:
-            return [*self._drop(handoff), *self._answer(error_reply(504, self._out_of_time()), now)]
-        sent = self._send("decode", decode_body(self._body, handoff), now, send_by)
-        if not sent:
-            return [*self._drop(handoff), *self._none_usable("decode", now)]
-        return [*([CountHandoff(outcome="sent")] if handoff is not None else []), *sent]
-
-    def _send(self, role: EngineRole, body: bytes, now: float, send_by: float | None = None) -> list[Command]:
-        """Reserve a replica and send a leg there; nothing if no replica is usable."""
-        assert self._session is not None, "a leg without a session"
-        assert self._leg is None, "a second live leg"
-        assert self._body is not None, "a leg without a body"
-        tokens = len(self._body.raw) // _BYTES_PER_TOKEN + 1
-        reservation = self._fleet.place(self._session, role, tokens=tokens, avoid=self._avoid)
-        if reservation is None:
-            return []
-        self._legs += 1
-        self._leg = _Leg(number=self._legs, reservation=reservation, sent_at=now)
-        self._served_by |= _served(role, reservation.replica)
-        self.state = "prefill" if role == "prefill" else "decode"
-        return [
-            SendLeg(
-                leg=self._legs,
-                role=role,
-                replica=reservation.replica,
-                url=self._fleet.table[reservation.replica].url + self._path,
-                body=body,
-                request_id=f"{self._key}-{self._attempts}",
-                timeout_s=self._deadline - now,
-                send_by=send_by,
-            )
-        ]
+        leg = self.legs.live_leg(event.leg)
+        message = f"{leg.grant.replica} stopped in the middle of its reply: {event.detail}"
+        last = error_event(_FAILURE_STATUS[event.failure], message)
+        return [*self.legs.end(event.failure, now, blamed=True), EndRelay(last=last), self._leave()]
 
     def _not_served(self, event: LegAnswered, now: float) -> list[Command]:
         """A reply that is no success: the client's mistake, or the engine's failure."""
+        leg = self.legs.live_leg(event.leg)
         headers = retry_headers(event.status)
         reply = Reply(status=event.status, body=event.body, content_type=event.content_type, headers=headers)
         if 400 <= event.status < 500:
-            return [*self._end_leg("client_error"), *self._answer(reply, now)]
-        own = event.status >= 500 and event.content_type.startswith(JSON)
+            return [*self.legs.end("client_error", now), *self._answer(reply)]
+        own = reply if event.status >= 500 and event.content_type.startswith(JSON) else None
         detail = f"the engine answered {event.status}" + (" and failed" if event.status < 300 else "")
-        return self._leg_failed_with("engine_error", detail, reply if own else None, now)
+        ended = self.legs.end("engine_error", now, blamed=True)
+        return [*ended, *self._try_again(leg.grant.replica, "engine_error", detail, now, own)]
 
-    def _leg_failed_with(self, failure: LegFailure, detail: str, reply: Reply | None, now: float) -> list[Command]:
-        """Blame the replica; try again while that is allowed, else answer, if possible with the engine's own reply."""
-        assert self._leg is not None, "a failure without a leg"
-        name = self._leg.reservation.replica
-        commands = self._blame(failure, now)
-        self._avoid |= {name}
-        if failure != "timeout" and self._may_retry(now):
-            return [*commands, CountRetry(), *self._start_attempt(now)]
-        message = f"{name}: {self._out_of_time() if failure == 'timeout' else detail}"
-        return [*commands, *self._answer(reply or error_reply(_FAILURE_STATUS[failure], message), now)]
+    def _try_again(
+        self, replica: str, failure: LegFailure, detail: str, now: float, reply: Reply | None = None
+    ) -> list[Command]:
+        """Run a fresh attempt while that is allowed, else answer, if possible with the engine's own reply."""
+        self._avoid |= {replica}
+        if self._attempts > self._rules.retries or now >= self._deadline or not self._budget.take():
+            return self._answer(reply or error_reply(_FAILURE_STATUS[failure], f"{replica}: {detail}"))
+        self.state = "resting"
+        pause_s = backoff_s(self._rules.retry_backoff_s, self._retries, self._arrival.number)
+        self._retries += 1
+        return [CountRetry(), Pause(until=min(self._deadline, now + pause_s))]
 
-    def _may_retry(self, now: float) -> bool:
-        return self._attempts <= self._rules.retries and self._gate.may_start and now < self._deadline
+    # -- time, clients, updates ----------------------------------------------------------------------------
 
-    def _blame(self, failure: LegFailure, now: float) -> list[Command]:
-        assert self._leg is not None, "blame without a leg"
-        if failure != "timeout" or now - self._leg.sent_at >= self._rules.request_timeout_s / 2:
-            self._fleet.leg_failed(self._leg.reservation.replica, failure)
-        return self._end_leg(failure)
+    def _rested(self, _event: TimeReached, now: float) -> list[Command]:
+        return self._start_attempt() if now < self._deadline else self._waited_too_long(_event, now)
 
-    def _end_leg(self, outcome: LegOutcome) -> list[Command]:
-        assert self._leg is not None, "no leg to end"
-        reservation, self._leg = self._leg.reservation, None
-        self._fleet.release(reservation)
-        if outcome in ("ok", "client_error"):
-            self._fleet.leg_succeeded(reservation.replica)
-        return [CountLeg(role=reservation.role, outcome=outcome)]
+    def _waited_too_long(self, _event: TimeReached, _now: float) -> list[Command]:
+        return [*self.legs.drop_handoff(), *self._answer(error_reply(504, self._time_message()))]
 
-    def _leg_of(self, number: int) -> _Leg:
-        assert self._leg is not None, f"leg {number} is over"
-        assert self._leg.number == number, f"leg {number} is not leg {self._leg.number}"
-        return self._leg
+    def _leg_too_slow(self, _event: TimeReached, now: float) -> list[Command]:
+        leg = self.legs.live_leg()
+        if now >= self._deadline:
+            return self._stop(504, f"{leg.grant.replica}: {self._time_message()}", now)
+        if not self._gate.may_close:
+            return [Pause(until=self._deadline)]
+        detail = f"no answer within {self._rules.leg_timeout_s or 0:g} s"
+        closed = self.legs.close("timeout", now, blamed=True)
+        return [*closed, *self._try_again(leg.grant.replica, "timeout", detail, now)]
+
+    def _stream_too_long(self, _event: TimeReached, now: float) -> list[Command]:
+        return self._stop(504, f"{self.legs.live_leg().grant.replica}: {self._time_message()}", now)
+
+    def _client_gone(self, _event: ClientGone, now: float) -> list[Command]:
+        stopped = self.legs.stop("cancelled", now, may_close=self._gate.may_close)
+        return [CountClientGone(), *stopped, *self.legs.drop_handoff(), *self._left()]
+
+    def _interrupted(self, event: Interrupted, now: float) -> list[Command]:
+        """Someone other than the client ends the request, or has it run again under the next weights."""
+        if event.how == "asked":
+            return self._stop(_ABORTED_STATUS, _ASKED_TO_END, now)
+        if event.how == "keep" or self.legs.live is None:
+            return []  # nothing of it is at an engine: the line holds it
+        if event.how == "readmit" and self.state != "relaying":
+            self._attempts -= 1  # an update is nobody's failure
+            return [*self.legs.close("cancelled", now), CountReadmitted(), *self._start_attempt()]
+        return self._stop(503, _INTERRUPTED, now)
+
+    def _stop(self, status: int, message: str, now: float) -> list[Command]:
+        """End the request with an error, wherever it is."""
+        leg, relaying = self.legs.live, self.state == "relaying"
+        late = status == 504
+        blamed = late and leg is not None and now - leg.sent_at >= self._rules.request_timeout_s / 2
+        ended = self.legs.stop("timeout" if late else "cancelled", now, may_close=self._gate.may_close, blamed=blamed)
+        last: Command = EndRelay(last=error_event(status, message))
+        if not relaying:
+            last = Answer(reply=self._with_headers(error_reply(status, message)))
+        return [*ended, *self.legs.drop_handoff(), last, *self._left()]
+
+    def _unparked(self, event: Event, now: float) -> list[Command]:
+        """What was left running while the gate was frozen is over, or may be closed now."""
+        ended = self.legs.close("cancelled", now) if isinstance(event, Thawed) else self.legs.end("cancelled", now)
+        return [*ended, self._leave()]
+
+    def _ignore(self, _event: Event, _now: float) -> list[Command]:
+        return []
 
     # -- the end -------------------------------------------------------------------------------------------
 
-    def _refuse(self, refused: RequestRefused, now: float) -> list[Command]:
-        return self._answer(error_reply(400, refused.message, refused.param), now)
+    def _answer(self, reply: Reply) -> list[Command]:
+        return [Answer(reply=self._with_headers(reply)), self._leave()]
 
-    def _none_usable(self, role: EngineRole, now: float) -> list[Command]:
-        return self._answer(error_reply(503, missing_message(role)), now)
-
-    def _answer(self, reply: Reply, now: float) -> list[Command]:
-        self._close(now)
-        headers = (*reply.headers, *self._headers())
-        return [
-            Answer(reply=Reply(status=reply.status, body=reply.body, content_type=reply.content_type, headers=headers))
-        ]
-
-    def _close(self, now: float) -> None:
+    def _leave(self) -> Leave:
+        assert self.legs.live is None, "leaving a live leg behind"
         self.state = "done"
-        if self._session is not None:
-            self._fleet.end_request(self._session, now)
-            self._session = None
+        return Leave(request=self._arrival.number)
 
-    def _headers(self) -> tuple[tuple[str, str], ...]:
-        return tuple((f"x-headrace-{part}", name) for part, name in self._served_by.items())
+    def _left(self) -> list[Command]:
+        """The client has its end; the request stays as long as its parked leg."""
+        if self.legs.live is None:
+            return [self._leave()]
+        self.state = "parked"
+        return []
 
-    def _out_of_time(self) -> str:
+    def _with_headers(self, reply: Reply) -> Reply:
+        headers = (*reply.headers, *self.legs.making.headers())
+        return Reply(status=reply.status, body=reply.body, content_type=reply.content_type, headers=headers)
+
+    def _time_message(self) -> str:
         return f"no whole answer within {self._rules.request_timeout_s:g} s"
 
-    @staticmethod
-    def _drop(handoff: bytes | None) -> list[CountHandoff]:
-        """Count a handoff that will not be used: its blocks stay held until the lease is over."""
-        return [CountHandoff(outcome="unused")] if handoff is not None else []
 
-
-def _served(role: EngineRole, replica: str) -> dict[str, str]:
-    """Which parts of the reply a replica of this role makes."""
-    if role == "colocated":
-        return {"prefill": replica, "decode": replica}
-    return {role: replica}
-
-
+_PARKED: State = "parked"
+_OVER: tuple[State, ...] = (_PARKED, "done")
+_LIVE: tuple[State, ...] = ("asking", "prefill", "asking_second", "decode", "relaying", "resting")
 _TRANSITIONS: dict[tuple[State, type[Event]], Callable[[Flow, Any, float], list[Command]]] = {
     ("new", Arrived): Flow._arrived,
-    ("new", ClientGone): Flow._client_gone,
+    ("asking", Granted): Flow._first_granted,
+    ("asking", Refused): Flow._refused,
+    ("asking", TimeReached): Flow._waited_too_long,
     ("prefill", LegAnswered): Flow._prefill_answered,
     ("prefill", LegStreaming): Flow._streaming,
     ("prefill", LegFailed): Flow._leg_failed,
-    ("prefill", ClientGone): Flow._client_gone,
+    ("prefill", TimeReached): Flow._leg_too_slow,
+    ("asking_second", Granted): Flow._second_granted,
+    ("asking_second", Refused): Flow._refused,
+    ("asking_second", TimeReached): Flow._waited_too_long,
     ("decode", LegAnswered): Flow._decode_answered,
     ("decode", LegStreaming): Flow._streaming,
     ("decode", LegFailed): Flow._leg_failed,
     ("decode", HandoffExpired): Flow._handoff_expired,
-    ("decode", ClientGone): Flow._client_gone,
+    ("decode", TimeReached): Flow._leg_too_slow,
     ("relaying", StreamEnded): Flow._stream_ended,
     ("relaying", LegFailed): Flow._stream_broke,
-    ("relaying", ClientGone): Flow._client_gone,
-    ("done", ClientGone): Flow._too_late,
+    ("relaying", TimeReached): Flow._stream_too_long,
+    ("resting", TimeReached): Flow._rested,
+    **{(_PARKED, end): Flow._unparked for end in (LegAnswered, LegFailed, HandoffExpired, StreamEnded, Thawed)},
+    **{(state, ClientGone): Flow._client_gone for state in _LIVE},
+    **{(state, Interrupted): Flow._interrupted for state in _LIVE},
+    **{(state, late): Flow._ignore for state in _OVER for late in (ClientGone, Interrupted)},
 }

@@ -1,12 +1,9 @@
-"""The router's switch towards the engines.
+"""The router's switch towards the engines, and the order of the commands that move it.
 
 open: all goes. holding: no new request and no fresh attempt starts, second legs of running ones still go.
-frozen: nothing is sent. A router starts frozen, until the control plane tells it otherwise: it can't know
-which weights the engines hold. `io/admin.py` sets it, `flow.py` asks it before each leg.
-
-While the gate is not open, `flow.py` refuses new requests (503 with Retry-After). The bounded queue of held requests
-belongs in front of exactly that check: `Flow._arrived` is the one place where `may_start` is asked for a
-request that has no leg yet.
+frozen: nothing is sent, and nothing is closed. A router starts frozen, until the control plane tells it otherwise: it
+can't know which weights the engines hold. `io/admin.py` moves it, `dispatcher.py` asks it before each leg, `flow.py`
+before it closes one.
 """
 
 from __future__ import annotations
@@ -16,12 +13,25 @@ from typing import Literal, get_args
 GateState = Literal["open", "holding", "frozen"]
 GATE_STATES: tuple[GateState, ...] = get_args(GateState)
 
+Order = tuple[int, int, int]
+"""(update, attempt, step) of a command: what carries an older one comes from a control plane that has been
+overtaken."""
+
 
 class Gate:
-    """The switch and the two questions that a request asks it."""
+    """The switch and the questions that it answers."""
 
     def __init__(self) -> None:
         self.state: GateState = "frozen"
+        self.order: Order = (0, 0, 0)
+        """Of the newest command that was taken."""
+
+    def accepts(self, order: Order) -> bool:
+        """Take a command's order, or refuse an older one. The same one again is a repetition and welcome."""
+        if order < self.order:
+            return False
+        self.order = order
+        return True
 
     def set(self, state: GateState) -> None:
         self.state = state
@@ -34,4 +44,9 @@ class Gate:
     @property
     def may_continue(self) -> bool:
         """May the second leg of a running request be sent?"""
+        return self.state != "frozen"
+
+    @property
+    def may_close(self) -> bool:
+        """May a leg be ended? An abort that reaches a paused engine can kill it (field case A27)."""
         return self.state != "frozen"

@@ -1,17 +1,22 @@
-"""Which replicas exist and which of them may be used.
+"""Which replicas exist, what each carries, and which of them may be used.
 
-The list of replicas is fixed (it comes from the settings); their health moves with what the poller and the
-requests tell. `fleet.py` joins it with load and sessions. A replica starts down: nothing is routed to
-the unknown before its first good probe.
+A `Member` is one life of one engine: another instance behind the same name or port is another member. `fleet.py` adds,
+drains and removes members and tells the table what probes and legs showed; the policies only read. A
+member starts down and without an epoch: nothing is routed to the unknown before its first good probe and before
+the control plane has said which weights it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
 
+from router.core.breaker import Breaker, BreakerRules
+from router.core.rates import Rate
 from router.settings import EngineRole
+
+if TYPE_CHECKING:
+    from router.core.load import LoadIndex
 
 LegFailure = Literal["unreachable", "broken", "timeout", "engine_error"]
 """How a leg failed: no connection, or a replica that was lost meanwhile; connection lost before the end; no answer in
@@ -22,94 +27,90 @@ ProbeFailure = Literal["slow", "refused"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Replica:
-    """One engine as the settings name it."""
-
-    name: str
-    role: EngineRole
-    url: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class HealthRules:
     """When a replica counts as down."""
 
     probe_failures: int
     """Failed probes in a row that take a replica out."""
-    leg_failures: int
-    """Failed legs in a row that take a replica out; one is enough where no connection could be made."""
     busy_window_s: float
     """A replica that sent bytes for an open request this recently is not judged by slow probes."""
+    breaker: BreakerRules
+    max_legs: int | None
+    """Legs in flight that a replica takes; None: any number."""
 
 
-@dataclass(slots=True)
-class _Health:
-    usable: bool = False
+@dataclass(slots=True, eq=False, kw_only=True)
+class Member:
+    """One replica in one life: facts, health, load."""
+
+    name: str
+    role: EngineRole
+    url: str
+    instance: str
+    """Empty until someone tells it."""
+    order: int
+    """Number of its joining; never reused."""
+    rules: HealthRules
+    breaker: Breaker
+    epoch: int | None = None
+    """Which weights it holds; None: unknown, or not confirmed."""
+    draining: bool = False
+    """Takes no new leg; those in flight go on."""
+    alive: bool = False
+    """What its probes say."""
     probes_failed: int = 0
-    legs_failed: int = 0
     last_byte: float = float("-inf")
 
+    sessions: int = 0
+    """Sessions pinned here."""
+    tokens: int = 0
+    """Estimated prompt tokens of the legs in flight."""
+    legs: int = 0
+    """Legs in flight."""
+    chosen: int = 0
+    """Number of the choice that last put a session here; 0: never."""
+    present: bool = False
+    """Usable and with room: it may be chosen. Kept by `load.py`."""
+    version: int = 0
+    """Grows with every change of the load; heap entries of older versions are void."""
+    index: LoadIndex | None = None
+    """Where it is indexed while it is usable."""
+    drain: Rate = field(default_factory=Rate)
+    """How fast the tokens in flight here become fewer."""
 
-class ReplicaTable:
-    """The replicas and their health. The methods that can change it return True if it did."""
+    @property
+    def usable(self) -> bool:
+        """May legs be sent to it, room aside?"""
+        return self.alive and self.epoch is not None and not self.draining and self.breaker.state != "open"
 
-    def __init__(self, replicas: Iterable[Replica], rules: HealthRules) -> None:
-        self.replicas = tuple(replicas)
-        self._by_name = {replica.name: replica for replica in self.replicas}
-        assert len(self._by_name) == len(self.replicas), "replica names are unique (checked by the settings)"
-        self._health = {replica.name: _Health() for replica in self.replicas}
-        self._rules = rules
+    @property
+    def has_room(self) -> bool:
+        if self.breaker.state == "trial":
+            return self.legs == 0
+        return self.rules.max_legs is None or self.legs < self.rules.max_legs
 
-    def __getitem__(self, name: str) -> Replica:
-        return self._by_name[name]
-
-    def is_usable(self, name: str) -> bool:
-        return self._health[name].usable
-
-    def is_sending(self, name: str, now: float) -> bool:
+    def is_sending(self, now: float) -> bool:
         """Did it send bytes for an open request within the busy window?"""
-        return now - self._health[name].last_byte <= self._rules.busy_window_s
+        return now - self.last_byte <= self.rules.busy_window_s
 
-    def of_role(self, role: EngineRole) -> tuple[Replica, ...]:
-        return tuple(replica for replica in self.replicas if replica.role == role)
+    def probe_passed(self, now: float) -> None:
+        """One good probe is enough to bring a replica back, once its breaker has rested."""
+        self.probes_failed = 0
+        self.alive = True
+        self.breaker.probe_passed(now)
 
-    def probe_passed(self, name: str) -> bool:
-        """One good probe is enough to bring a replica back."""
-        health = self._health[name]
-        health.probes_failed = 0
-        if health.usable:
-            return False
-        health.legs_failed = 0
-        health.usable = True
-        return True
-
-    def probe_failed(self, name: str, failure: ProbeFailure, now: float) -> bool:
+    def probe_failed(self, failure: ProbeFailure, now: float) -> None:
         """Count a failed probe. A slow one says nothing about a replica that is busy sending."""
-        health = self._health[name]
-        if failure == "slow" and self.is_sending(name, now):
-            return False
-        health.probes_failed += 1
-        return self._take_out(health, health.probes_failed >= self._rules.probe_failures)
+        if failure == "slow" and self.is_sending(now):
+            return
+        self.probes_failed += 1
+        if self.probes_failed >= self.rules.probe_failures:
+            self.alive = False
 
-    def leg_succeeded(self, name: str) -> None:
-        self._health[name].legs_failed = 0
-
-    def leg_failed(self, name: str, failure: LegFailure) -> bool:
+    def leg_failed(self, failure: LegFailure, now: float) -> None:
         """Count a failed leg.
 
         A 5xx alone does not take a replica out: an engine also answers so when one request's KV was lost
         in the pool, and the same engine serves the next attempt well.
         """
-        health = self._health[name]
-        health.legs_failed += 1
-        return self._take_out(health, failure == "unreachable" or health.legs_failed >= self._rules.leg_failures)
-
-    def byte_seen(self, name: str, now: float) -> None:
-        self._health[name].last_byte = now
-
-    @staticmethod
-    def _take_out(health: _Health, due: bool) -> bool:
-        changed = due and health.usable
-        if due:
-            health.usable = False
-        return changed
+        self.breaker.leg_failed(now, at_once=failure == "unreachable")

@@ -1,63 +1,275 @@
-"""The internal port: the control plane reads the router's state and moves its gate.
+"""The internal port: the control plane reads the router's state and moves its gate, its epochs and its replicas.
 
 Every route asks for the bearer token. `main.py` runs the app on a port of its own, so that nothing here can be reached
-through the public one.
+through the public one. Commands carry (update, attempt, step); one that is older than the newest taken gets 409. Not a
+hot path: aiohttp.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from router.core.gate import GateState
-from router.core.replies import error_reply, json_reply
-from router.io.exchange import to_response
-from router.io.server import Services, json_errors, not_found
+from router.core.replies import Reply, error_reply, json_reply
+from router.io.desk import Desk
+from router.io.http1.client import split_url
+from router.io.poller import Poller
+from router.io.public import not_found
+from router.io.serving import HowInterrupted, RunningLeg
+from router.settings import EngineRole
+
+_log = logging.getLogger(__name__)
 
 
-class _SetGate(msgspec.Struct, forbid_unknown_fields=True):
+_LOOK_EVERY_S = 0.02
+
+
+class Floor(Protocol):
+    """Where requests are served: this process, or all workers together."""
+
+    async def gate_moved(self, state: GateState) -> None: ...
+
+    async def settle(self, timeout_s: float) -> list[str]: ...
+
+    async def running(self) -> list[RunningLeg]: ...
+
+    async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> int: ...
+
+    async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]: ...
+
+
+class _Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    update: int = 0
+    attempt: int = 0
+    step: int = 0
+
+
+class _SetGate(_Command, kw_only=True):
     gate: GateState
+    timeout_s: float = 10.0
+    """How long engines may take to confirm what was sent to them."""
+
+
+class _ConfirmedReplica(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    instance: str = ""
+
+
+class _CommitEpoch(_Command, kw_only=True):
+    epoch: int
+    version: str
+    replicas: list[_ConfirmedReplica] | None = None
+    """Who holds these weights, confirmed; left out: every replica of the router."""
+
+
+class _AddReplica(_Command, kw_only=True):
+    name: str
+    role: EngineRole
+    url: str
+    instance: str = ""
+    epoch: int | None = None
+
+
+class _Drain(_Command, kw_only=True):
+    draining: bool = True
+    timeout_s: float = 0.0
+    """Wait so long for its legs to end; 0: don't wait."""
+
+
+class _InFlight(_Command, kw_only=True):
+    mode: Literal["wait", "abort", "readmit", "keep"]
+    timeout_s: float = 60.0
+
+
+_Body = TypeVar("_Body", bound=_Command)
+
+
+class _Refused(Exception):
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.status)
+        self.reply = reply
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdminTools:
+    """What the handlers work with, built by `main.py`."""
+
+    job: str
+    desk: Desk
+    poller: Poller
+    floor: Floor
 
 
 class AdminRoutes:
     """One handler per route."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
+    def __init__(self, tools: AdminTools) -> None:
+        self._tools = tools
+        self._dispatcher = tools.desk.dispatcher
+        self._fleet = tools.desk.dispatcher.fleet
 
     async def state(self, _request: web.Request) -> web.StreamResponse:
-        fleet = self._services.fleet
-        return to_response(
+        dispatcher = self._dispatcher
+        return _respond(
             json_reply(
                 {
-                    "job": self._services.settings.job,
-                    "gate": self._services.gate.state,
-                    "sessions": len(fleet.sessions),
-                    "replicas": fleet.views(),
+                    "job": self._tools.job,
+                    "gate": dispatcher.gate.state,
+                    "order": dispatcher.gate.order,
+                    "epochs": {str(number): version for number, version in dispatcher.epochs.known().items()},
+                    "sessions": len(self._fleet.sessions),
+                    "waiting": dispatcher.waiting,
+                    "admitted": dispatcher.admitted,
+                    "replicas": self._fleet.views(),
                 }
             )
         )
 
     async def set_gate(self, request: web.Request) -> web.StreamResponse:
+        """Answers when the new state holds: with a closed gate, when engines have taken all that was sent to them."""
+        asked = await self._read(request, _SetGate, "gate")
+        floor = self._tools.floor
+        if asked.gate == "open":
+            # Everyone knows that it is open before the first is let through, and that it is closed after the last was.
+            await floor.gate_moved(asked.gate)
+            self._tools.desk.set_gate(asked.gate)
+        else:
+            self._tools.desk.set_gate(asked.gate)
+            await floor.gate_moved(asked.gate)
+            unsettled = await floor.settle(asked.timeout_s)
+            if unsettled:
+                message = f"after {asked.timeout_s:g} s no engine has confirmed {', '.join(unsettled[:10])}"
+                return _respond(error_reply(409, f"the gate is {asked.gate}, but {message}", "timeout_s"))
+        running = len(await floor.running())
+        return _respond(json_reply({"gate": asked.gate, "running": running, "waiting": self._dispatcher.waiting}))
+
+    async def commit_epoch(self, request: web.Request) -> web.StreamResponse:
+        asked = await self._read(request, _CommitEpoch, "epoch")
+        known = self._dispatcher.epochs.version_of(asked.epoch)
+        if known and known != asked.version:
+            message = f"epoch {asked.epoch} is version {known!r}; an epoch number is never used again"
+            return _respond(error_reply(409, message, "epoch"))
+        confirmed = asked.replicas
+        if confirmed is None:
+            confirmed = [_ConfirmedReplica(name=name) for name in self._fleet.members]
+        for each in confirmed:
+            member = self._fleet.members.get(each.name)
+            if member is None:
+                return _respond(error_reply(404, f"no replica {each.name!r}", "replicas"))
+            if each.instance and member.instance and each.instance != member.instance:
+                message = f"{each.name} is instance {member.instance!r} here, not {each.instance!r}"
+                return _respond(error_reply(409, message, "replicas"))
+        self._dispatcher.epochs.commit(asked.epoch, asked.version)
+        for each in confirmed:
+            self._fleet.members[each.name].instance = each.instance or self._fleet.members[each.name].instance
+            self._fleet.confirm(each.name, asked.epoch)
+        self._tools.desk.look_again()
+        return _respond(json_reply({"epoch": asked.epoch, "replicas": [each.name for each in confirmed]}))
+
+    async def add_replica(self, request: web.Request) -> web.StreamResponse:
+        asked = await self._read(request, _AddReplica, "name")
         try:
-            asked: _SetGate = msgspec.json.decode(await request.read(), type=_SetGate)
+            split_url(asked.url)
+        except ValueError as error:
+            return _respond(error_reply(400, f"url can't be called: {error}", "url"))
+        if asked.epoch is not None and not self._dispatcher.epochs.version_of(asked.epoch):
+            message = f"epoch {asked.epoch} is unknown; tell its version by POST /epochs first"
+            return _respond(error_reply(409, message, "epoch"))
+        self._fleet.add(name=asked.name, role=asked.role, url=asked.url, instance=asked.instance)
+        self._fleet.confirm(asked.name, asked.epoch)
+        self._changed()
+        return _respond(json_reply({"name": asked.name, "epoch": asked.epoch}))
+
+    async def drain_replica(self, request: web.Request) -> web.StreamResponse:
+        asked = await self._read(request, _Drain, "draining")
+        name = self._known(request)
+        self._fleet.drain(name, asked.draining)
+        self._changed()
+        legs = await self._drained(name, asked.timeout_s if asked.draining else 0.0)
+        return _respond(json_reply({"name": name, "draining": asked.draining, "legs_in_flight": legs}))
+
+    async def remove_replica(self, request: web.Request) -> web.StreamResponse:
+        await self._read(request, _Command, "name")
+        name = self._known(request)
+        self._fleet.remove(name)
+        self._changed()
+        return _respond(json_reply({"name": name, "removed": True}))
+
+    async def in_flight(self, request: web.Request) -> web.StreamResponse:
+        """What becomes of the requests that engines are working on, while the gate is closed."""
+        asked = await self._read(request, _InFlight, "mode")
+        if self._dispatcher.gate.state != "holding":
+            message = f"running requests are dealt with while the gate is holding; it is {self._dispatcher.gate.state}"
+            return _respond(error_reply(409, message, "mode"))
+        floor = self._tools.floor
+        running = await floor.running()
+        if asked.mode != "wait":
+            await floor.interrupt(asked.mode)
+        left = [] if asked.mode == "keep" else await floor.ended(running, asked.timeout_s)
+        if left:
+            message = f"after {asked.timeout_s:g} s these still run: {', '.join(left[:10])}"
+            return _respond(error_reply(409, message, "timeout_s"))
+        return _respond(json_reply({"mode": asked.mode, "requests": len(running)}))
+
+    async def _read(self, request: web.Request, kind: type[_Body], param: str) -> _Body:
+        try:
+            asked: _Body = msgspec.json.decode(await request.read() or b"{}", type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            return to_response(error_reply(400, f"the body is not a gate state: {error}", "gate"))
-        self._services.gate.set(asked.gate)
-        return to_response(json_reply({"gate": self._services.gate.state}))
+            raise _Refused(error_reply(400, f"the body does not fit {request.path}: {error}", param)) from error
+        order = (asked.update, asked.attempt, asked.step)
+        gate = self._dispatcher.gate
+        if not gate.accepts(order):
+            message = f"(update, attempt, step) {order} is older than {gate.order}, which was taken before"
+            raise _Refused(error_reply(409, message, "update"))
+        return asked
+
+    async def _drained(self, name: str, timeout_s: float) -> int:
+        """Wait until a replica has no leg; how many it has left."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            member = self._fleet.members.get(name)
+            legs = member.legs if member is not None else 0
+            if not legs or time.monotonic() >= deadline:
+                return legs
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _known(self, request: web.Request) -> str:
+        name = request.match_info["name"]
+        if name not in self._fleet.members:
+            raise _Refused(error_reply(404, f"no replica {name!r}", "name"))
+        return name
+
+    def _changed(self) -> None:
+        self._tools.poller.follow_members()
+        self._tools.desk.look_again()
 
 
-def admin_app(services: Services, token: str) -> web.Application:
+def admin_app(tools: AdminTools, token: str) -> web.Application:
     """The app of the internal port."""
-    routes = AdminRoutes(services)
-    app = web.Application(middlewares=[json_errors, _authorize(token)])
+    routes = AdminRoutes(tools)
+    app = web.Application(middlewares=[_json_errors, _authorize(token)])
     app.router.add_get("/state", routes.state)
     app.router.add_post("/gate", routes.set_gate)
-    app.router.add_route("*", "/{other:.*}", not_found)
+    app.router.add_post("/epochs", routes.commit_epoch)
+    app.router.add_post("/in_flight", routes.in_flight)
+    app.router.add_post("/replicas", routes.add_replica)
+    app.router.add_post("/replicas/{name}/drain", routes.drain_replica)
+    app.router.add_delete("/replicas/{name}", routes.remove_replica)
+    app.router.add_route("*", "/{other:.*}", _no_route)
     return app
+
+
+async def _no_route(request: web.Request) -> web.StreamResponse:
+    return _respond(not_found(request.method, request.path))
 
 
 def _authorize(token: str) -> Middleware:
@@ -67,7 +279,28 @@ def _authorize(token: str) -> Middleware:
     async def authorize(request: web.Request, handler: Handler) -> web.StreamResponse:
         given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
         if not hmac.compare_digest(given, expected):
-            return to_response(error_reply(401, "this port needs the job's bearer token"))
+            return _respond(error_reply(401, "this port needs the job's bearer token"))
         return await handler(request)
 
     return authorize
+
+
+@web.middleware
+async def _json_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors that no handler turned into a reply, in the one form that callers get."""
+    try:
+        return await handler(request)
+    except _Refused as refused:
+        return _respond(refused.reply)
+    except web.HTTPException as error:
+        return _respond(error_reply(error.status, error.text or error.reason))
+    except web.RequestPayloadError as error:
+        return _respond(error_reply(400, f"the body cannot be read: {error}"))
+    except Exception:
+        _log.exception("%s failed", request.path)
+        return _respond(error_reply(500, "the router failed on this request; its log has the reason"))
+
+
+def _respond(reply: Reply) -> web.Response:
+    headers: dict[str, Any] = {"Content-Type": reply.content_type, **dict(reply.headers)}
+    return web.Response(status=reply.status, body=reply.body, headers=headers)

@@ -1,146 +1,308 @@
-"""One client request as a conversation between its socket, its `Flow` and the engines.
+"""One client request as a conversation between its socket, its `Flow`, the dispatcher and the engines.
 
-`server.py` makes one per request. It turns what happens into events, carries the flow's commands out and decides
-nothing. A client that leaves cancels the handler's task (aiohttp does so the moment the connection closes,
-whether or not anything is being sent), and that becomes `ClientGone`.
+`public.py` makes one per request. It turns what happens into events, carries the flow's commands out and decides
+nothing. All of it is
+callbacks: a request costs no task.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any, Protocol
 
-from aiohttp import web
-
-from router.core.commands import Answer, CancelLeg, Command, EndRelay, SendLeg, StartRelay
-from router.core.events import Arrived, ClientGone, Event, LegFailed, StreamEnded
-from router.core.fleet import Fleet
+from router.core.asks import Grant, Refusal
+from router.core.commands import (
+    Answer,
+    AskReplica,
+    CancelLeg,
+    Command,
+    Count,
+    CountChoice,
+    CountClientGone,
+    CountHandoff,
+    CountLeg,
+    CountReadmitted,
+    CountRetry,
+    EndLeg,
+    EndRelay,
+    GatherSamples,
+    Leave,
+    ParkLeg,
+    Pause,
+    SendLeg,
+    StartRelay,
+)
+from router.core.events import (
+    ClientGone,
+    Event,
+    Granted,
+    HandoffExpired,
+    LegAnswered,
+    LegFailed,
+    Refused,
+    StreamEnded,
+    TimeReached,
+)
 from router.core.flow import Flow
 from router.core.replies import Reply
+from router.core.rules import FlowTools
+from router.core.stream import StreamMerge
+from router.io.desk import ExchangeDesk
+from router.io.gathering import Gathering
+from router.io.leg import Leg
 from router.io.metrics import Metrics
-from router.io.upstream import Leg, Upstream
+from router.io.upstream import Upstream
 
-FORWARDED_HEADERS = ("traceparent", "tracestate")
-"""Client headers that engines get too. Credentials and ids stay here."""
 _MAX_ECHO = 256
+
+
+class Client(Protocol):
+    """Where a reply goes: a connection, or what joins the samples of one request."""
+
+    def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None: ...
+    def start(self, status: int, headers: list[tuple[str, str]]) -> None: ...
+    def write(self, data: bytes) -> None: ...
+    def end(self) -> None: ...
+    @property
+    def writable(self) -> bool: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExchangeTools:
     """What every exchange needs."""
 
-    fleet: Fleet
+    desk: ExchangeDesk
     upstream: Upstream
     metrics: Metrics
+    flow: FlowTools
+    loop: asyncio.AbstractEventLoop
+    numbers: Iterator[int]
+    """Request numbers, in the order of arrival."""
+    tell_bytes_every_s: float
+    """How often a stream tells that its replica is sending: well within the window in which that counts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestFacts:
+    """What the shell knows about a request beside its body."""
+
+    number: int
+    key: str
+    path: str
+    asked_id: str | None
+    """The client's X-Request-Id."""
+    forwarded: bytes
+    """Header lines for the engines."""
+    min_version: str | None
+    """The weights that the client asks for at least."""
 
 
 class Exchange:
     """See the module text."""
 
-    def __init__(self, request: web.Request, flow: Flow, tools: ExchangeTools, *, request_key: str) -> None:
-        self._request = request
-        self._flow = flow
+    def __init__(self, client: Client, facts: RequestFacts, tools: ExchangeTools, arrived_at: float) -> None:
+        self.facts = facts
+        self.flow = Flow(tools.flow)
+        self.leg: Leg | None = None
+        self._client = client
         self._tools = tools
-        self._key = request_key
-        self._started = time.monotonic()
-        self._leg: Leg | None = None
-        self._response: web.StreamResponse | None = None
-        self._headers = {name: request.headers[name] for name in FORWARDED_HEADERS if name in request.headers}
+        self._arrived_at = arrived_at
+        self._events: list[Event] = []
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._merge: StreamMerge | None = None
+        self._deadline = 0.0
+        self._seen_at = 0.0
+        self._gathering: Gathering | None = None
+        self.on_prefilled: Callable[[], None] | None = None
+        """Called when the request has its prefill behind it."""
 
-    async def run(self, body: bytes, session_header: str | None) -> web.StreamResponse:
-        """Serve the request; the finished response."""
-        event: Event = Arrived(path=self._request.path, body=body, session_header=session_header, request_key=self._key)
+    @property
+    def client_request_id(self) -> str | None:
+        """The id by which the client knows this request."""
+        return self.facts.asked_id or self.flow.client_request_id
+
+    # -- events --------------------------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> None:
+        """Take one event and carry out what follows from it; events that come meanwhile wait their turn."""
+        self._events.append(event)
+        if self._busy:
+            return
+        self._busy = True
         try:
-            while True:
-                outcome = await self._perform(self._flow.step(event, time.monotonic()))
-                if isinstance(outcome, web.StreamResponse):
-                    return outcome
-                event = outcome
-        except BaseException:
-            # Whatever ends the handler early, the client gets nothing more: give back all that the request holds.
-            self._leave()
-            raise
+            while self._events:
+                for command in self.flow.step(self._events.pop(0), time.monotonic()):
+                    _CARRY_OUT[type(command)](self, command)
+        finally:
+            self._busy = False
 
-    async def _perform(self, commands: Sequence[Command]) -> Event | web.StreamResponse:
-        """Carry out the commands of one step, of which one says what happens next."""
-        outcome: Event | web.StreamResponse | None = None
-        for command in commands:
-            match command:
-                case SendLeg():
-                    self._leg = self._tools.upstream.leg(command)
-                    outcome = await self._leg.start(self._headers)
-                case CancelLeg():
-                    self._cancel_leg()
-                case StartRelay():
-                    outcome = await self._relay(command)
-                case EndRelay(last=last):
-                    outcome = await self._end_relay(last)
-                case Answer(reply=reply):
-                    outcome = self._answer(reply)
-                case _:
-                    self._tools.metrics.count(command)
-        assert outcome is not None, "a step that leads nowhere"
-        return outcome
+    def decided(self, answer: Grant | Refusal) -> None:
+        """The dispatcher has answered."""
+        self._stop_timer()
+        self.feed(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
 
-    async def _relay(self, command: StartRelay) -> StreamEnded | LegFailed:
-        assert self._leg is not None, "a relay without a leg"
-        response = web.StreamResponse(headers=self._reply_headers(command.headers))
-        response.headers["Content-Type"] = command.content_type
-        response.headers["Cache-Control"] = "no-cache"
-        self._response = response
-        await response.prepare(self._request)
-        self._first_byte()
-        fleet, replica, feed = self._tools.fleet, command.replica, command.merge.feed
-        chunk: bytes | LegFailed = command.first
-        while isinstance(chunk, bytes):
-            if chunk:
-                await response.write(chunk)
-            received = await self._leg.next_chunk()
-            if received == b"":
-                return StreamEnded(leg=command.leg)
-            fleet.byte_seen(replica, time.monotonic())
-            chunk = feed(received) if isinstance(received, bytes) else received
-        return chunk
+    def leg_over(self, event: LegAnswered | LegFailed | HandoffExpired | StreamEnded) -> None:
+        self._stop_timer()
+        leg, self.leg = self.leg, None
+        if leg is not None:
+            self._tools.upstream.forget(leg)
+        self.feed(event)
 
-    async def _end_relay(self, last: bytes) -> web.StreamResponse:
-        assert self._response is not None, "the end of a relay that never began"
-        if last:
-            await self._response.write(last)
-        await self._response.write_eof()
-        return self._response
+    def relay(self, data: bytes) -> None:
+        """Bytes of a stream that has begun: the path that every token takes."""
+        assert self._merge is not None, "a relay that never began"
+        assert self.leg is not None, "a relay without a leg"
+        self._tell_sending(self.leg.command.replica)
+        out = self._merge.feed(data)
+        if out:
+            self._client.write(out)
 
-    def _answer(self, reply: Reply) -> web.Response:
-        response = to_response(reply)
-        response.headers.update(self._reply_headers(()))
+    def client_gone(self) -> None:
+        if self._gathering is not None:
+            self._gathering.client_gone()
+        else:
+            self.feed(ClientGone())
+
+    def client_writable(self, writable: bool) -> None:
+        """A slow reader stops the engine's stream instead of filling memory."""
+        if self._gathering is not None:
+            self._gathering.client_writable(writable)
+        call = self.leg.call if self.leg is not None else None
+        if call is not None and self._merge is not None:
+            if writable:
+                call.resume()
+            else:
+                call.pause()
+
+    def time_reached(self) -> None:
+        self._timer = None
+        self.feed(TimeReached())
+
+    # -- commands ------------------------------------------------------------------------------------------
+
+    def _ask(self, command: AskReplica) -> None:
+        answer = self._tools.desk.ask(command.ask, self)
+        if answer is None:
+            self._start_timer(command.until)
+        else:
+            self._events.append(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
+
+    def _send(self, command: SendLeg) -> None:
+        self._deadline = command.deadline
+        self.leg = leg = Leg(command, self)
+        self._start_timer(command.until)
+        self._tools.upstream.send(leg, self.facts.forwarded)
+        if command.role != "prefill" and self.on_prefilled is not None:
+            self.on_prefilled()
+
+    def _cancel(self, _command: CancelLeg) -> None:
+        self._stop_timer()
+        leg, self.leg = self.leg, None
+        if leg is not None:
+            leg.close()
+            self._tools.upstream.forget(leg)
+
+    def _park(self, _command: ParkLeg) -> None:
+        self._stop_timer()
+        assert self.leg is not None, "no leg to park"
+        self.leg.park()
+        self._tools.desk.park(self)
+
+    def _end_leg(self, command: EndLeg) -> None:
+        self._tools.desk.end_leg(command.end)
+
+    def _leave(self, command: Leave) -> None:
+        self._stop_timer()
+        self._tools.desk.leave(command.request)
+
+    def _pause(self, command: Pause) -> None:
+        self._start_timer(command.until)
+
+    def _answer(self, command: Answer) -> None:
+        reply = command.reply
         if reply.status < 400:
             self._first_byte()
-        return response
+        self._client.reply(reply.status, self._reply_headers(reply), reply.body)
 
-    def _reply_headers(self, headers: tuple[tuple[str, str], ...]) -> dict[str, str]:
-        asked = self._request.headers.get("X-Request-Id") or self._flow.client_request_id
-        return {**dict(headers), "x-request-id": asked if asked and _is_plain(asked) else self._key}
+    def _start_relay(self, command: StartRelay) -> None:
+        self._merge = command.merge
+        self._tell_sending(command.replica)
+        self._start_timer(self._deadline)
+        headers = [
+            ("Content-Type", command.content_type),
+            ("Cache-Control", "no-cache"),
+            *command.headers,
+            ("x-request-id", self._echoed_id()),
+        ]
+        self._first_byte()
+        self._client.start(200, headers)
+        if command.first:
+            self._client.write(command.first)
+        if not self._client.writable:
+            self.client_writable(False)
+
+    def _end_relay(self, command: EndRelay) -> None:
+        if command.last:
+            self._client.write(command.last)
+        self._client.end()
+
+    def _gather(self, command: GatherSamples) -> None:
+        self._gathering = Gathering(
+            self._client, self.facts, self._tools, command.body, command.parts, command.per_prompt
+        )
+        self._gathering.start_all(self.client_request_id)
+
+    def _count(self, command: Count) -> None:
+        self._tools.metrics.count(command)
+
+    # -- helpers -------------------------------------------------------------------------------------------
+
+    def _tell_sending(self, replica: str) -> None:
+        now = time.monotonic()
+        if now - self._seen_at > self._tools.tell_bytes_every_s:
+            self._seen_at = now
+            self._tools.desk.byte_seen(replica)
+
+    def _reply_headers(self, reply: Reply) -> list[tuple[str, str]]:
+        return [("Content-Type", reply.content_type), *reply.headers, ("x-request-id", self._echoed_id())]
+
+    def _echoed_id(self) -> str:
+        asked = self.client_request_id
+        return asked if asked and _is_plain(asked) else self.facts.key
 
     def _first_byte(self) -> None:
-        self._tools.metrics.first_byte(self._request.path, time.monotonic() - self._started)
+        self._tools.metrics.first_byte(self.facts.path, time.monotonic() - self._arrived_at)
 
-    def _leave(self) -> None:
-        for command in self._flow.step(ClientGone(), time.monotonic()):
-            if isinstance(command, CancelLeg):
-                self._cancel_leg()
-            elif not isinstance(command, SendLeg | StartRelay | EndRelay | Answer):
-                self._tools.metrics.count(command)
+    def _start_timer(self, at: float) -> None:
+        self._stop_timer()
+        self._timer = self._tools.loop.call_later(max(0.0, at - time.monotonic()), self.time_reached)
 
-    def _cancel_leg(self) -> None:
-        if self._leg is not None:
-            self._leg.close()
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
-def to_response(reply: Reply) -> web.Response:
-    """A reply of the core as aiohttp writes it."""
-    return web.Response(
-        status=reply.status, body=reply.body, headers={"Content-Type": reply.content_type, **dict(reply.headers)}
-    )
+_CARRY_OUT: dict[type[Command], Callable[[Exchange, Any], None]] = {
+    AskReplica: Exchange._ask,
+    SendLeg: Exchange._send,
+    CancelLeg: Exchange._cancel,
+    ParkLeg: Exchange._park,
+    EndLeg: Exchange._end_leg,
+    Leave: Exchange._leave,
+    Pause: Exchange._pause,
+    Answer: Exchange._answer,
+    StartRelay: Exchange._start_relay,
+    EndRelay: Exchange._end_relay,
+    GatherSamples: Exchange._gather,
+    **dict.fromkeys(
+        (CountLeg, CountChoice, CountHandoff, CountRetry, CountClientGone, CountReadmitted), Exchange._count
+    ),
+}
 
 
 def _is_plain(text: str) -> bool:

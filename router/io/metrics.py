@@ -1,76 +1,185 @@
-"""The router's part of the catalogue, registered with prometheus_client, and the registry that holds it.
+"""The router's part of the catalogue: counters as plain numbers, written out by prometheus_client when someone asks.
 
-Names, labels and help come from `monitoring/catalogue.py`. `server.py` counts requests, `exchange.py` carries out the
-flow's count commands; gauges are read from the fleet when someone asks. Label values come from fixed sets and from the
-settings only: never an id, a path or a model name.
+Names, labels and help come from `monitoring/catalogue.py`. `public.py` counts requests, `exchange.py` carries out the
+flow's count commands; gauges are read from the dispatcher at each scrape. Label values come from fixed sets and from
+the settings only: never an id, a path or a model name. Counting is on every request's path, hence no metric objects: a
+dictionary entry each.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.registry import Collector
 
-from monitoring.catalogue import METRICS, ROUTER_PREFIX
-from router.core.commands import Count, CountClientGone, CountHandoff, CountLeg, CountRetry, HandoffOutcome
-from router.core.fleet import Fleet
-from router.core.gate import GATE_STATES, Gate
+from monitoring.catalogue import METRICS, ROUTER_PREFIX, Metric
+from router.core.commands import (
+    Count,
+    CountChoice,
+    CountClientGone,
+    CountHandoff,
+    CountLeg,
+    CountReadmitted,
+    CountRetry,
+    HandoffOutcome,
+)
+from router.core.dispatcher import Dispatcher
+from router.core.gate import GATE_STATES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 7200)
+_FAMILIES = tuple(metric for metric in METRICS if metric.source == "router")
+
+Labels = tuple[str, ...]
+_Key = tuple[str, Labels]
+
+
+class Histogram(msgspec.Struct):
+    """Counts per bucket (the last one without a bound) and the sum of what was observed."""
+
+    counts: list[int]
+    sum: float = 0.0
+
+
+class Counts(msgspec.Struct):
+    """All that one process has counted; plain data, so that processes can be added up."""
+
+    counters: dict[str, dict[Labels, int]]
+    histograms: dict[str, dict[Labels, Histogram]]
 
 
 class Metrics:
-    """The metrics of one router process, in a registry of their own."""
+    """What one router process has counted."""
 
     def __init__(self) -> None:
-        # The times of creation would be one more series beside each counter, and in no catalogue.
-        disable_created_metrics()  # type: ignore[no-untyped-call]
-        self._registry = registry = CollectorRegistry()
-        self._counters: dict[str, Counter] = {}
-        self._gauges: dict[str, Gauge] = {}
-        self._histograms: dict[str, Histogram] = {}
-        for metric in METRICS:
-            if metric.source != "router":
-                continue
-            name, key = metric.name, metric.name.removeprefix(ROUTER_PREFIX)
-            if metric.type == "counter":
-                self._counters[key] = Counter(name, metric.help, metric.labels, registry=registry)
-            elif metric.type == "gauge":
-                self._gauges[key] = Gauge(name, metric.help, metric.labels, registry=registry)
-            else:
-                self._histograms[key] = Histogram(name, metric.help, metric.labels, registry=registry, buckets=_BUCKETS)
+        self._counters: defaultdict[_Key, int] = defaultdict(int)
+        self._histograms: dict[_Key, Histogram] = {}
         for outcome in get_args(HandoffOutcome):
             # Visible from the start, so that the first one is a rise and not a new series.
-            self._counters["handoffs_total"].labels(outcome=outcome)
+            self._counters["handoffs_total", (outcome,)] = 0
+        for name in ("retries_total", "client_gone_total", "readmitted_total"):
+            self._counters[name, ()] = 0
 
     def request_done(self, route: str, code: int, seconds: float) -> None:
-        self._counters["requests_total"].labels(route=route, code=str(code)).inc()
-        self._histograms["request_seconds"].labels(route=route).observe(seconds)
+        self._counters["requests_total", (route, str(code))] += 1
+        self._observe("request_seconds", route, seconds)
 
     def first_byte(self, route: str, seconds: float) -> None:
-        self._histograms["first_byte_seconds"].labels(route=route).observe(seconds)
+        self._observe("first_byte_seconds", route, seconds)
 
     def count(self, command: Count) -> None:
         match command:
             case CountLeg(role=role, outcome=outcome):
-                self._counters["legs_total"].labels(role=role, outcome=outcome).inc()
+                self._counters["legs_total", (role, outcome)] += 1
+            case CountChoice(role=role, reason=reason):
+                self._counters["choices_total", (role, reason)] += 1
             case CountHandoff(outcome=handoff):
-                self._counters["handoffs_total"].labels(outcome=handoff).inc()
+                self._counters["handoffs_total", (handoff,)] += 1
             case CountRetry():
-                self._counters["retries_total"].inc()
+                self._counters["retries_total", ()] += 1
             case CountClientGone():
-                self._counters["client_gone_total"].inc()
+                self._counters["client_gone_total", ()] += 1
+            case CountReadmitted():
+                self._counters["readmitted_total", ()] += 1
 
-    def render(self, fleet: Fleet, gate: Gate) -> bytes:
-        """The exposition text, gauges as they are now."""
-        gauges = self._gauges
-        for view in fleet.views():
-            labels = {"replica": view.name, "role": view.role}
-            gauges["legs_in_flight"].labels(**labels).set(view.legs_in_flight)
-            gauges["active_sessions"].labels(**labels).set(view.active_sessions)
-            gauges["tokens_in_flight"].labels(**labels).set(view.tokens_in_flight)
-            gauges["replica_up"].labels(**labels).set(1 if view.usable else 0)
-        for state in GATE_STATES:
-            gauges["gate"].labels(state=state).set(1 if state == gate.state else 0)
-        return generate_latest(self._registry)
+    def counts(self) -> Counts:
+        """A copy of everything."""
+        made = Counts({}, {})
+        for (name, labels), value in self._counters.items():
+            made.counters.setdefault(name, {})[labels] = value
+        for (name, labels), histogram in self._histograms.items():
+            copied = Histogram([*histogram.counts], histogram.sum)
+            made.histograms.setdefault(name, {})[labels] = copied
+        return made
+
+    def _observe(self, name: str, route: str, seconds: float) -> None:
+        key = (name, (route,))
+        histogram = self._histograms.get(key)
+        if histogram is None:
+            histogram = self._histograms[key] = Histogram([0] * (len(_BUCKETS) + 1))
+        histogram.counts[bisect_left(_BUCKETS, seconds)] += 1
+        histogram.sum += seconds
+
+
+def add_up(all_counts: Iterable[Counts]) -> Counts:
+    """The sum over several processes."""
+    total = Counts({}, {})
+    for counts in all_counts:
+        for name, series in counts.counters.items():
+            into = total.counters.setdefault(name, {})
+            for labels, value in series.items():
+                into[labels] = into.get(labels, 0) + value
+        for name, histograms in counts.histograms.items():
+            joined = total.histograms.setdefault(name, {})
+            for labels, histogram in histograms.items():
+                known = joined.setdefault(labels, Histogram([0] * len(histogram.counts)))
+                known.counts = [a + b for a, b in zip(known.counts, histogram.counts, strict=True)]
+                known.sum += histogram.sum
+    return total
+
+
+def render(counts: Counts, dispatcher: Dispatcher) -> bytes:
+    """The exposition text, gauges as they are now."""
+    registry = CollectorRegistry()
+    registry.register(_Exposition(counts, dispatcher))
+    return generate_latest(registry)
+
+
+class _Exposition(Collector):
+    """One scrape."""
+
+    def __init__(self, counts: Counts, dispatcher: Dispatcher) -> None:
+        self._counts = counts
+        self._gauges = _gauges(dispatcher)
+
+    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily]:
+        for metric in _FAMILIES:
+            key = metric.name.removeprefix(ROUTER_PREFIX)
+            if metric.type == "counter":
+                yield self._counter(metric, self._counts.counters.get(key, {}))
+            elif metric.type == "gauge":
+                gauge = GaugeMetricFamily(metric.name, metric.help, labels=metric.labels)
+                for labels, value in self._gauges.get(key, {}).items():
+                    gauge.add_metric(labels, value)
+                yield gauge
+            else:
+                yield self._histogram(metric, self._counts.histograms.get(key, {}))
+
+    @staticmethod
+    def _counter(metric: Metric, series: dict[Labels, int]) -> CounterMetricFamily:
+        family = CounterMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, value in sorted(series.items()):
+            family.add_metric(labels, value)
+        return family
+
+    @staticmethod
+    def _histogram(metric: Metric, series: dict[Labels, Histogram]) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(metric.name, metric.help, labels=metric.labels)
+        for labels, histogram in sorted(series.items()):
+            buckets, total = [], 0
+            for bound, count in zip((*map(str, map(float, _BUCKETS)), "+Inf"), histogram.counts, strict=True):
+                total += count
+                buckets.append((bound, total))
+            family.add_metric(labels, buckets, histogram.sum)
+        return family
+
+
+def _gauges(dispatcher: Dispatcher) -> dict[str, dict[Labels, float]]:
+    made: dict[str, dict[Labels, float]] = {}
+    for view in dispatcher.fleet.views():
+        labels = (view.name, view.role)
+        made.setdefault("legs_in_flight", {})[labels] = view.legs_in_flight
+        made.setdefault("active_sessions", {})[labels] = view.active_sessions
+        made.setdefault("tokens_in_flight", {})[labels] = view.tokens_in_flight
+        made.setdefault("replica_up", {})[labels] = 1 if view.usable else 0
+        made.setdefault("replica_epoch", {})[labels] = -1 if view.epoch is None else view.epoch
+    made["gate"] = {(state,): 1 if state == dispatcher.gate.state else 0 for state in GATE_STATES}
+    made["requests_waiting"] = {(): dispatcher.waiting}
+    made["requests_admitted"] = {(): dispatcher.admitted}
+    return made

@@ -1,4 +1,4 @@
-"""Asks each replica for its health, and the clock for idle sessions; tells the fleet.
+"""Asks each replica for its health, and the clock for idle sessions and long waits; tells the dispatcher.
 
 One task per replica, so that a slow one delays no other. What a failed probe means is decided in `core/table.py`.
 A task that ends by an exception is a mistake of ours: it is logged, and `main.py` ends the process.
@@ -9,39 +9,57 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Coroutine
 from typing import Self
 
-from router.core.fleet import Fleet
-from router.core.table import Replica
+from router.io.desk import Desk
 from router.io.upstream import Upstream
 from router.settings import RouterSettings
 
 _log = logging.getLogger(__name__)
 
+TICK_S = 0.25
+
 
 class Poller:
     """Runs as long as its context."""
 
-    def __init__(self, settings: RouterSettings, fleet: Fleet, upstream: Upstream) -> None:
+    def __init__(self, settings: RouterSettings, desk: Desk, upstream: Upstream) -> None:
         self._settings = settings
-        self._fleet = fleet
+        self._desk = desk
+        self._fleet = desk.dispatcher.fleet
         self._upstream = upstream
-        self._tasks: list[asyncio.Task[None]] = []
+        self._probes: dict[str, asyncio.Task[None]] = {}
+        self._clock: asyncio.Task[None] | None = None
         self._said: dict[str, bool] = {}
         self.failed = asyncio.Event()
         """A task is dead: what the fleet knows grows old."""
 
     async def __aenter__(self) -> Self:
-        loops = [self._probe(replica) for replica in self._fleet.table.replicas]
-        self._tasks = [asyncio.create_task(each) for each in (*loops, self._expire())]
-        for task in self._tasks:
-            task.add_done_callback(self._ended)
+        self._clock = self._start(self._tick())
+        self.follow_members()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        tasks = [each for each in (self._clock, *self._probes.values()) if each is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def follow_members(self) -> None:
+        """Replicas have come or gone: probe those that are there."""
+        members = self._fleet.members
+        for name in [each for each in self._probes if each not in members]:
+            self._probes.pop(name).cancel()
+            self._said.pop(name, None)
+        for name in members:
+            if name not in self._probes:
+                self._probes[name] = self._start(self._probe(name))
+
+    def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         error = None if task.cancelled() else task.exception()
@@ -49,28 +67,35 @@ class Poller:
             _log.critical("a task that watches the engines failed", exc_info=error)
             self.failed.set()
 
-    async def _probe(self, replica: Replica) -> None:
+    async def _probe(self, name: str) -> None:
         while True:
-            failure = await self._upstream.probe(f"{replica.url}/health", self._settings.probe_timeout_s)
-            if failure is None:
-                self._fleet.probe_passed(replica.name)
+            member = self._fleet.members[name]
+            found = await self._upstream.probe(member.url, self._settings.probe_timeout_s)
+            now = time.monotonic()
+            if self._fleet.members.get(name) is not member:
+                continue  # another life of it was announced meanwhile
+            if isinstance(found, str):
+                self._fleet.probe_failed(name, found, now)
+            elif self._fleet.recognise(name, found.instance, now):
+                self._fleet.probe_passed(name, now)
             else:
-                self._fleet.probe_failed(replica.name, failure, time.monotonic())
-            self._say_if_changed(replica, failure)
+                _log.warning("%s at %s is another instance now: %s", name, member.url, found.instance)
+            self._say_if_changed(name, found if isinstance(found, str) else None)
             await asyncio.sleep(self._settings.probe_interval_s)
 
-    def _say_if_changed(self, replica: Replica, failure: str | None) -> None:
+    def _say_if_changed(self, name: str, failure: str | None) -> None:
         """One line per change, also for what failed legs changed since the last probe."""
-        usable = self._fleet.table.is_usable(replica.name)
-        if usable == self._said.get(replica.name, False):
+        member = self._fleet.members[name]
+        if member.usable == self._said.get(name, False):
             return
-        self._said[replica.name] = usable
-        if usable:
-            _log.info("%s at %s is usable", replica.name, replica.url)
+        self._said[name] = member.usable
+        self._desk.look_again()
+        if member.usable:
+            _log.info("%s at %s is usable", name, member.url)
         else:
-            _log.warning("%s at %s is out (last probe: %s)", replica.name, replica.url, failure or "passed")
+            _log.warning("%s at %s is out (last probe: %s)", name, member.url, failure or "passed")
 
-    async def _expire(self) -> None:
+    async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(self._settings.probe_interval_s)
-            self._fleet.expire_sessions(time.monotonic())
+            await asyncio.sleep(TICK_S)
+            self._desk.tick()

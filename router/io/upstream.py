@@ -1,216 +1,158 @@
-"""The HTTP client towards the engines.
+"""The router's side towards the engines: legs, probes, and questions whose whole answer is awaited.
 
-`exchange.py` sends legs through it, `poller.py` probes, `server.py` asks for the model list. Whatever goes wrong on
-the way comes back as an event or a status, never as an exception. `core/fleet.py` tells it which replicas are lost.
+`exchange.py` sends legs through it, `poller.py` probes, `public.py` passes requests through. Every request carries the
+job's token, which clients never see, and legs name the epoch and the instance that they are meant for: an engine's
+fence refuses all others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import math
-import time
 from collections import defaultdict
-from types import SimpleNamespace
-from typing import Self, TypeVar
+from dataclasses import dataclass
+from typing import Self
 
-import aiohttp
-
-from router.core.commands import SendLeg
-from router.core.events import HandoffExpired, LegAnswered, LegFailed, LegStreaming
 from router.core.fleet import ReplicaLost
-from router.core.replies import Reply
 from router.core.table import ProbeFailure
+from router.io.http1.client import Failure, HttpClient, Target, split_url
+from router.io.leg import Leg
 from router.io.sockets import open_socket
 from router.settings import RouterSettings
 
-_EVENT_STREAM = "text/event-stream"
-_READ_SIZE = 256 * 1024
-_Outcome = TypeVar("_Outcome")
+INSTANCE_HEADER = b"x-headrace-instance"
 
 
-class _TooLateToSendError(Exception):
-    """A connection is there, and the moment until which the leg may be sent has passed."""
+@dataclass(frozen=True, kw_only=True)
+class EngineReply:
+    """A whole reply of an engine."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body: bytes
+
+    @property
+    def instance(self) -> str:
+        """Which life of the engine answered; empty without a fence."""
+        return self.headers.get(INSTANCE_HEADER, b"").decode("latin-1")
 
 
-class Leg:
-    """One request on its way to an engine."""
+class _Question:
+    """A call whose whole reply someone awaits."""
 
-    def __init__(
-        self, session: aiohttp.ClientSession, command: SendLeg, connect_timeout_s: float, alive: set[Leg]
-    ) -> None:
-        self._session = session
-        self._command = command
-        self._connect_timeout_s = connect_timeout_s
-        self._alive = alive
-        self._alive.add(self)
-        self._starting = asyncio.timeout(None)
-        self._started = False
-        self._lost = False
-        self._response: aiohttp.ClientResponse | None = None
+    __slots__ = ("_answer", "_headers", "_parts", "_status")
 
-    async def start(self, headers: dict[str, str]) -> LegAnswered | LegStreaming | LegFailed | HandoffExpired:
-        """Send it; the whole reply, or the first line of a stream."""
-        number, send_by = self._command.leg, self._command.send_by
-        left_s = send_by - time.monotonic() if send_by is not None else None
-        if left_s is not None and left_s <= 0:
-            return self._over(HandoffExpired(leg=number))
-        try:
-            async with self._starting:
-                answer = await self._send(headers, self._timeout(left_s))
-        except _TooLateToSendError:
-            return self._over(HandoffExpired(leg=number))
-        except aiohttp.ConnectionTimeoutError as error:
-            # The shorter of two limits ended it: what was left for sending, or the time that connecting may take.
-            if not self._lost and left_s is not None and left_s < self._connect_timeout_s:
-                return self._over(HandoffExpired(leg=number))
-            return self._failed(error)
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return self._failed(error)
-        self._started = True
-        return answer if isinstance(answer, LegStreaming) else self._over(answer)
+    def __init__(self, answer: asyncio.Future[EngineReply | Failure]) -> None:
+        self._answer = answer
+        self._status = 0
+        self._headers: dict[bytes, bytes] = {}
+        self._parts: list[bytes] = []
 
-    async def next_chunk(self) -> bytes | LegFailed:
-        """What has arrived since; empty at the end of the stream."""
-        assert self._response is not None, "a chunk of a leg that has not started"
-        try:
-            chunk = await self._response.content.readany()
-        except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return self._failed(error)
-        return chunk or self._over(chunk)
+    def head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status, self._headers = status, headers
 
-    def lose(self, lost: ReplicaLost) -> None:
-        """End the leg as one whose engine can't be reached, unless it is a stream that still flows."""
-        if self._lost or (self._started and not lost.silent):
-            return
-        self._lost = True
-        if self._started:
-            self.close()
-        else:
-            self._starting.reschedule(asyncio.get_running_loop().time())
+    def data(self, chunk: bytes) -> None:
+        self._parts.append(chunk)
 
-    def close(self) -> None:
-        """Close the connection if the reply is not over; the engine sees its client leave."""
-        self._alive.discard(self)
-        if self._response is not None:
-            self._response.close()
+    def ended(self) -> None:
+        if not self._answer.done():
+            body = b"".join(self._parts)
+            self._answer.set_result(EngineReply(status=self._status, headers=self._headers, body=body))
 
-    async def _send(
-        self, headers: dict[str, str], timeout: aiohttp.ClientTimeout
-    ) -> LegAnswered | LegStreaming | LegFailed:
-        command = self._command
-        self._response = response = await self._session.post(
-            command.url,
-            data=command.body,
-            headers={"Content-Type": "application/json", "X-Request-Id": command.request_id, **headers},
-            allow_redirects=False,
-            timeout=timeout,
-            trace_request_ctx=command.send_by,
-        )
-        content_type = response.headers.get("Content-Type", "application/octet-stream")
-        if response.status == 200 and content_type.startswith(_EVENT_STREAM):
-            head = await self._first_line(response)
-            if not head:
-                return LegFailed(leg=command.leg, failure="broken", detail="the stream ended before its first line")
-            return LegStreaming(leg=command.leg, head=head, content_type=content_type)
-        body = await response.read()
-        return LegAnswered(leg=command.leg, status=response.status, body=body, content_type=content_type)
-
-    def _timeout(self, left_s: float | None) -> aiohttp.ClientTimeout:
-        """`connect` also covers name look-up and the wait for a connection of the pool."""
-        total_s, connect_s = self._command.timeout_s, self._connect_timeout_s
-        if left_s is None:
-            return aiohttp.ClientTimeout(total=total_s, sock_connect=connect_s)
-        return aiohttp.ClientTimeout(
-            total=total_s,
-            connect=left_s,
-            sock_connect=min(connect_s, left_s),
-            # Longer limits would be rounded up to a whole second.
-            ceil_threshold=math.inf,
-        )
-
-    def _over(self, outcome: _Outcome) -> _Outcome:
-        self._alive.discard(self)
-        return outcome
-
-    async def _first_line(self, response: aiohttp.ClientResponse) -> bytes:
-        head = b""
-        while b"\n" not in head:
-            chunk = await response.content.readany()
-            if not chunk:
-                break
-            head += chunk
-        return head
-
-    def _failed(self, error: Exception) -> LegFailed:
-        self.close()
-        leg, detail = self._command.leg, str(error) or type(error).__name__
-        if self._lost:
-            return LegFailed(leg=leg, failure="unreachable", detail="it was taken out of use")
-        if isinstance(error, aiohttp.ClientConnectorError | aiohttp.ConnectionTimeoutError):
-            return LegFailed(leg=leg, failure="unreachable", detail="no connection")
-        if isinstance(error, TimeoutError):
-            return LegFailed(leg=leg, failure="timeout", detail=f"no answer within {self._command.timeout_s:g} s")
-        return LegFailed(leg=leg, failure="broken", detail=detail)
+    def failed(self, failure: Failure, _detail: str) -> None:
+        if not self._answer.done():
+            self._answer.set_result(failure)
 
 
 class Upstream:
-    """The pool of connections to all engines."""
+    """See the module text."""
 
-    def __init__(self, settings: RouterSettings) -> None:
-        self._connect_timeout_s = settings.connect_timeout_s
-        self._alive: defaultdict[str, set[Leg]] = defaultdict(set)
-        tracing = aiohttp.TraceConfig()
-        tracing.on_request_headers_sent.append(_refuse_late)
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=settings.keepalive_s, socket_factory=open_socket),
-            trace_configs=[tracing],
-            cookie_jar=aiohttp.DummyCookieJar(),
-            # A compressed stream could not be relayed event by event.
-            headers={"Accept-Encoding": "identity"},
-            skip_auto_headers=("User-Agent",),
-            read_bufsize=_READ_SIZE,
+    def __init__(self, settings: RouterSettings, token: str) -> None:
+        self._client = HttpClient(
+            keepalive_s=settings.keepalive_s, connect_timeout_s=settings.connect_timeout_s, open_socket=open_socket
         )
+        # A compressed stream could not be relayed event by event.
+        self._common = f"Authorization: Bearer {token}\r\nAccept-Encoding: identity\r\n".encode("ascii")
+        self._heads: dict[tuple[str, int], bytes] = {}
+        self._targets: dict[tuple[str, str], Target] = {}
+        self._alive: defaultdict[str, dict[Leg, None]] = defaultdict(dict)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._session.close()
+        await self._client.close()
 
-    def leg(self, command: SendLeg) -> Leg:
-        return Leg(self._session, command, self._connect_timeout_s, self._alive[command.replica])
+    # -- legs ----------------------------------------------------------------------------------------------
+
+    def send(self, leg: Leg, forwarded: bytes) -> None:
+        """Send a leg; what becomes of it is told to the leg."""
+        command = leg.command
+        self._alive[command.replica][leg] = None
+        head = b"%bX-Request-Id: %b\r\n%b" % (
+            self._head(command.instance, command.epoch),
+            command.request_id.encode("ascii"),
+            forwarded,
+        )
+        target = self._target(command.url, command.path)
+        leg.call = self._client.send(target, "POST", head, command.body, leg, send_by=command.send_by)
+
+    def forget(self, leg: Leg) -> None:
+        """The leg is over."""
+        self._alive[leg.command.replica].pop(leg, None)
+
+    def legs(self) -> list[Leg]:
+        """All legs that are not over."""
+        return [leg for legs in self._alive.values() for leg in legs]
 
     def end_legs(self, lost: ReplicaLost) -> None:
         """End the legs that a lost replica holds; their flows go on at once."""
         for leg in tuple(self._alive[lost.replica]):
-            leg.lose(lost)
+            if leg.command.instance == lost.instance or not leg.command.instance:
+                leg.lose(silent=lost.silent)
 
-    async def probe(self, url: str, timeout_s: float) -> ProbeFailure | None:
-        """None if `GET url` answers 200 in time."""
+    # -- questions -----------------------------------------------------------------------------------------
+
+    async def ask(
+        self, method: str, url: str, timeout_s: float, *, body: bytes = b"", forwarded: bytes = b""
+    ) -> EngineReply | Failure | None:
+        """A whole reply, how there came none, or None if there was none in time."""
+        answer: asyncio.Future[EngineReply | Failure] = asyncio.get_running_loop().create_future()
+        head = self._common + (b"Content-Type: application/json\r\n" if body else b"") + forwarded
+        call = self._client.send(split_url(url), method, head, body, _Question(answer))
         try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
-                await response.read()
-                return None if response.status == 200 else "refused"
+            async with asyncio.timeout(timeout_s):
+                return await answer
         except TimeoutError:
-            return "slow"
-        except (aiohttp.ClientError, OSError):
-            return "refused"
-
-    async def get(self, url: str, timeout_s: float) -> Reply | None:
-        """A whole reply below 500; None if the engine has none to give."""
-        try:
-            async with self._session.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as response:
-                body = await response.read()
-                content_type = response.headers.get("Content-Type", "application/octet-stream")
-        except (aiohttp.ClientError, TimeoutError, OSError):
             return None
-        return Reply(status=response.status, body=body, content_type=content_type) if response.status < 500 else None
+        finally:
+            if not answer.done() or answer.cancelled():
+                call.close()
 
+    async def probe(self, url: str, timeout_s: float) -> EngineReply | ProbeFailure:
+        """The reply if `GET url/health` answers 200 in time, else how it failed."""
+        reply = await self.ask("GET", f"{url}/health", timeout_s)
+        if reply is None:
+            return "slow"
+        return reply if isinstance(reply, EngineReply) and reply.status == 200 else "refused"
 
-async def _refuse_late(
-    _session: aiohttp.ClientSession, context: SimpleNamespace, _sent: aiohttp.TraceRequestHeadersSentParams
-) -> None:
-    """Called with a connection in hand, before the first byte is written: what is refused here reaches no engine."""
-    send_by: float | None = context.trace_request_ctx
-    if send_by is not None and time.monotonic() > send_by:
-        raise _TooLateToSendError
+    # -- inside --------------------------------------------------------------------------------------------
+
+    def _head(self, instance: str, epoch: int) -> bytes:
+        """The header lines that all legs to one life of an engine share."""
+        head = self._heads.get((instance, epoch))
+        if head is None:
+            if len(self._heads) > 4096:
+                self._heads.clear()
+            lines = [f"x-headrace-epoch: {epoch}\r\nx-headrace-salted: 1\r\nContent-Type: application/json\r\n"]
+            if instance:
+                lines.append(f"x-headrace-instance: {instance}\r\n")
+            head = self._heads[instance, epoch] = self._common + "".join(lines).encode("ascii")
+        return head
+
+    def _target(self, url: str, path: str) -> Target:
+        target = self._targets.get((url, path))
+        if target is None:
+            if len(self._targets) > 65536:
+                self._targets.clear()
+            target = self._targets[url, path] = split_url(url + path)
+        return target

@@ -41,6 +41,7 @@ CORES = (
     "connectors/reference.py",
     "connectors/store_argv.py",
     "connectors/types.py",
+    "connectors/vllm_plugin/fence_rules.py",
 )
 IO_MODULES = frozenset(
     [

@@ -18,6 +18,7 @@ from tests.e2e.harness import (
     clear_local_cache,
     complete,
     engine_url,
+    job_token,
     metric,
     wait_until,
 )
@@ -85,15 +86,15 @@ class Measured:
 def measure(status: dict[str, Any], saved_tokens: int) -> Measured:
     """Both turns on a running P/D job; `saved_tokens`: what the pool must hold of turn 1 before turn 2 starts."""
     url, pool = status["router"]["url"], status["pool"]["metrics_url"]
-    prefill = engine_url(status, "prefill-0")
+    prefill, token = engine_url(status, "prefill-0"), job_token(status)
     keys_before = metric(pool, "master_key_count")
     first = first_turns(url)
     wanted = keys_before + saved_tokens // BLOCK
     wait_until(f"the pool holds {wanted:.0f} blocks", lambda: metric(pool, "master_key_count") >= wanted)
-    clear_local_cache(prefill)
-    before = metric(f"{prefill}/metrics", EXTERNAL_HITS)
+    clear_local_cache(prefill, token)
+    before = metric(f"{prefill}/metrics", EXTERNAL_HITS, token)
     second = second_turns(url, first)
-    hits = metric(f"{prefill}/metrics", EXTERNAL_HITS) - before
+    hits = metric(f"{prefill}/metrics", EXTERNAL_HITS, token) - before
     return Measured(turns=Turns(first=first, second=second), external_hits=hits, status=status)
 
 

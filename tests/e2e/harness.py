@@ -103,9 +103,15 @@ def engine_url(status: dict[str, Any], name: str) -> str:
     return next(str(engine["url"]) for engine in status["engines"] if engine["name"] == name)
 
 
-def metric(url: str, name: str) -> float:
+def job_token(status: dict[str, Any]) -> dict[str, str]:
+    """The header that every route of the job's engines asks for."""
+    token = Path(status["directory"], "token").read_text(encoding="ascii").strip()
+    return {"authorization": f"Bearer {token}"}
+
+
+def metric(url: str, name: str, headers: dict[str, str] | None = None) -> float:
     """Sum of a metric's samples at a /metrics URL; 0 where it does not exist."""
-    text = httpx.get(url, timeout=30, trust_env=False).raise_for_status().text
+    text = httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     return sum(sample.value for sample in samples if sample.name == name)
 
@@ -119,11 +125,12 @@ def wait_until(what: str | Callable[[], str], done: Callable[[], bool], timeout_
         time.sleep(0.2)
 
 
-def clear_local_cache(url: str) -> None:
+def clear_local_cache(url: str, headers: dict[str, str]) -> None:
     """Clear an engine's own prefix cache and nothing of the pool; refused while saves hold blocks."""
 
     def cleared() -> bool:
-        reply = httpx.post(f"{url}/reset_prefix_cache", params={"reset_external": "false"}, timeout=30, trust_env=False)
+        params = {"reset_external": "false"}
+        reply = httpx.post(f"{url}/reset_prefix_cache", params=params, headers=headers, timeout=30, trust_env=False)
         return reply.status_code == 200 and bool(reply.json()["success"])
 
     wait_until(f"{url} clears its own cache", cleared)

@@ -44,6 +44,8 @@ def test_the_reference_is_the_installed_version() -> None:
         "quiet_access_log",
         "load_failure_policy",
         "handoff_lease",
+        "middleware_flag",
+        "plugin_path",
     )
     assert {name: getattr(found, name) for name in (*asked, "kv_cache_layouts")} == {
         name: getattr(REFERENCE_ABILITIES, name) for name in (*asked, "kv_cache_layouts")

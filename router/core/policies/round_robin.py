@@ -6,22 +6,26 @@ the round would skip or repeat replicas whenever one leaves or returns.
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
+
 from router.core.load import LoadIndex
-from router.core.policies.base import ChoiceContext
+from router.core.policies.base import Choice, ChoiceContext, candidates, without
 
 
 class RoundRobinPolicy:
     """See the module text."""
 
+    pins = False
+
     def __init__(self) -> None:
         self._last = -1
 
-    def choose(self, context: ChoiceContext, load: LoadIndex) -> str | None:
-        loads = load.in_order()
-        start = self._last + 1
-        turn = [each for each in (*loads[start:], *loads[:start]) if each.present]
-        best = next((each for each in turn if each.name not in context.avoid), None) or next(iter(turn), None)
-        if best is None:
+    def choose(self, context: ChoiceContext, indexes: Sequence[LoadIndex]) -> Choice | None:
+        members = without(candidates(indexes), context.avoid)
+        if not members:
             return None
-        self._last = best.order
-        return best.name
+        at = bisect_right(members, self._last, key=lambda each: each.order)
+        member = members[at % len(members)]
+        self._last = member.order
+        return Choice(member, "unpinned")

@@ -21,6 +21,8 @@ master_total_capacity_bytes{segment="b"} 268435456
 class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         status = {"/health": 200, "/metrics": 200, "/garbage": 200}.get(self.path, 503)
+        if self.path == "/fenced":
+            status = 200 if self.headers["authorization"] == "Bearer secret" else 401
         body = {"/metrics": METRICS, "/garbage": "{not metrics"}.get(self.path, "").encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
@@ -62,6 +64,18 @@ def test_http_probe(server, free_port, monkeypatch):
     assert check(HttpProbe(url=f"{server}/other"), ()) == ProbeResult(ready=False, detail="GET /other: 503")
     refused = ProbeResult(ready=False, detail="GET /health: connection refused")
     assert check(HttpProbe(url=f"http://127.0.0.1:{free_port}/health"), ()) == refused
+
+
+def test_http_probe_of_a_unit_that_asks_for_a_token(server, tmp_path):
+    token = tmp_path / "token"
+    token.write_text("secret\n")
+    url = f"{server}/fenced"
+    assert check(HttpProbe(url=url), ()) == ProbeResult(ready=False, detail="GET /fenced: 401")
+    assert check(HttpProbe(url=url, token_file=token), ()) == ProbeResult(ready=True, detail="GET /fenced: 200")
+    token.unlink()
+    without = check(HttpProbe(url=url, token_file=token), ())
+    assert not without.ready
+    assert without.detail.startswith("GET /fenced: the token to send cannot be read: ")
 
 
 def test_http_probe_gives_up_on_a_server_that_does_not_answer(workshop, free_port):

@@ -33,6 +33,7 @@ RECORDED = Path(__file__).parents[2] / "golden" / "monitoring"
 PROMETHEUS = shutil.which("prometheus")
 JOB = "swe-rollouts"
 SCRAPE_INTERVAL_S = 0.25
+TOKEN = "the-job's-token"
 RATE_WINDOW = "5s"
 DEADLINE_S = 20
 
@@ -95,7 +96,10 @@ def grown(text: str, factor: int) -> str:
 
 
 class Exporter(ThreadingHTTPServer):
-    """Serves one exposition per path; while `busy`, each scrape finds the counters further on."""
+    """Serves one exposition per path; while `busy`, each scrape finds the counters further on.
+
+    Engines want the job's token, and nobody else may be sent it.
+    """
 
     daemon_threads = True
 
@@ -114,6 +118,10 @@ class ExpositionHandler(BaseHTTPRequestHandler):
     server: Exporter
 
     def do_GET(self) -> None:
+        wanted = None if self.path in ("/master/metrics", "/router-0/metrics") else f"Bearer {TOKEN}"
+        if self.headers["authorization"] != wanted:
+            self.send_error(401)
+            return
         if self.server.busy:
             self.server.factors[self.path] += 1
         body = grown(self.server.pages[self.path], self.server.factors[self.path]).encode()
@@ -160,6 +168,7 @@ def free_port() -> int:
 def prometheus(folder: Path, config: str, rules: str) -> Iterator[httpx.Client]:
     (folder / "prometheus.yml").write_text(config)
     (folder / "plan.rules.yml").write_text(rules)
+    (folder / "token").write_text(f"{TOKEN}\n")
     port = free_port()
     argv = prometheus_argv(
         str(PROMETHEUS), str(folder / "prometheus.yml"), str(folder / "data"), "127.0.0.1", port, "1h"
@@ -209,7 +218,13 @@ class Monitored:
 def monitored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     replicas = request.param
     with exporting(replicas) as exporter:
-        config = prometheus_config(JOB, targets(replicas, exporter.address), ["plan.rules.yml"], SCRAPE_INTERVAL_S)
+        config = prometheus_config(
+            JOB,
+            targets(replicas, exporter.address),
+            ["plan.rules.yml"],
+            SCRAPE_INTERVAL_S,
+            engine_token_file="token",
+        )
         rules = plan_rules(JOB, replicas, 1 << 30)
         with prometheus(tmp_path_factory.mktemp("prometheus"), config, rules) as client:
             yield Monitored(replicas=replicas, exporter=exporter, client=client)

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from connectors.engine_client import EXTERNAL_HITS, CacheConfig, EngineCallFailed, EngineClient
+from connectors.engine_client import EXTERNAL_HITS, CacheConfig, CommandOrder, EngineCallFailed, EngineClient
+from connectors.vllm_plugin.fence import Fence
 from orchestrator.observe.engines import RunningEngines
 from orchestrator.plan.types import EnginePlan
+from orchestrator.supervisor.interfaces import FenceFailed
 
+FIRST = CommandOrder(update=0, attempt=0, step=0)
 METRICS = 'vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0"} 1.0\n'
 
 
@@ -70,9 +74,67 @@ def engine() -> SmallEngine:
 
 
 @pytest.fixture
-def plan(engine: SmallEngine, serve: Callable[[Any], httpx.Client]) -> EnginePlan:
-    url = str(serve(engine).base_url)
-    return EnginePlan(name="prefill-0", role="prefill", node="n", url=url, gpus=(), cores=(), joins_pool=True)
+def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "token"
+    path.write_text("secret\n")
+    monkeypatch.setenv("HEADRACE_TOKEN_FILE", str(path))
+    monkeypatch.setenv("HEADRACE_INSTANCE", "life-1")
+    return path
+
+
+def engine_plan(name: str, url: str, token_file: Path) -> EnginePlan:
+    return EnginePlan(
+        name=name, role="prefill", node="n", url=url, gpus=(), cores=(), joins_pool=True, token_file=str(token_file)
+    )
+
+
+@pytest.fixture
+def fenced(engine: SmallEngine, serve: Callable[[Any], httpx.Client], token_file: Path) -> EnginePlan:
+    """The engine behind its fence, as it boots."""
+    return engine_plan("prefill-0", str(serve(Fence(engine)).base_url), token_file)
+
+
+@pytest.fixture
+def plan(fenced: EnginePlan) -> EnginePlan:
+    """The engine once its epoch is confirmed."""
+    RunningEngines().confirm_epoch(fenced, 1, FIRST)
+    return fenced
+
+
+def test_an_engine_confirms_an_epoch_as_often_as_it_is_told(fenced: EnginePlan) -> None:
+    asked = [RunningEngines().confirm_epoch(fenced, 1, FIRST) for _ in range(2)]
+    assert asked == ["life-1", "life-1"]
+    with EngineClient(fenced.url, fenced.token_file) as client:
+        assert client.fence().epoch == 1
+
+
+def test_an_engine_that_was_given_a_later_command_does_not_confirm(fenced: EnginePlan) -> None:
+    RunningEngines().confirm_epoch(fenced, 4, CommandOrder(update=3, attempt=0, step=0))
+    with pytest.raises(FenceFailed, match=r"prefill-0 did not confirm epoch 1 at its fence: .*/fence answered 409"):
+        RunningEngines().confirm_epoch(fenced, 1, FIRST)
+
+
+@pytest.mark.parametrize("reply", [(404, b"no such route"), (200, b"{}"), (200, b"[]"), (200, b"<html>")])
+def test_an_engine_without_a_fence_is_named(
+    engine: SmallEngine, serve: Callable[[Any], httpx.Client], token_file: Path, reply: tuple[int, bytes]
+) -> None:
+    engine.replies = {"/fence": reply}
+    bare = engine_plan("decode-0", str(serve(engine).base_url), token_file)
+    with pytest.raises(FenceFailed, match="decode-0 did not confirm epoch 1 at its fence: .*/fence"):
+        RunningEngines().confirm_epoch(bare, 1, FIRST)
+
+
+def test_a_token_that_cannot_be_read(fenced: EnginePlan, token_file: Path) -> None:
+    token_file.unlink()
+    with pytest.raises(FenceFailed, match="the token of http.* cannot be read"):
+        RunningEngines().confirm_epoch(fenced, 1, FIRST)
+    assert RunningEngines().cache_configs([fenced]) == {}
+    assert "cannot be read" in RunningEngines().probe_offload(fenced, "small", "salt").problem
+
+
+def test_a41_a_probe_of_an_engine_that_is_not_confirmed_is_refused(engine: SmallEngine, fenced: EnginePlan) -> None:
+    assert "no epoch is confirmed" in RunningEngines().probe_offload(fenced, "small", "salt").problem
+    assert engine.bodies == []
 
 
 def test_a21_a_pool_that_answers(engine: SmallEngine, plan: EnginePlan) -> None:
@@ -109,9 +171,7 @@ def test_a_probe_that_cannot_be_made_says_why(
 
 
 def test_cache_configs_leave_out_who_does_not_report(plan: EnginePlan) -> None:
-    silent = EnginePlan(
-        name="decode-0", role="decode", node="n", url="http://127.0.0.1:9", gpus=(), cores=(), joins_pool=True
-    )
+    silent = engine_plan("decode-0", "http://127.0.0.1:9", Path(plan.token_file))
     reported = RunningEngines().cache_configs([silent, plan])
     assert reported == {"prefill-0": CacheConfig(block_size=32, cache_dtype="auto")}
 
@@ -121,10 +181,13 @@ def test_cache_configs_leave_out_who_does_not_report(plan: EnginePlan) -> None:
 )
 def test_answers_to_a_reset(engine: SmallEngine, plan: EnginePlan, body: bytes, done: bool) -> None:
     engine.replies = {"/reset_prefix_cache": (200, body)}
-    with EngineClient(plan.url) as client:
+    with EngineClient(plan.url, plan.token_file) as client:
         assert client.reset_local_cache() is done
 
 
-def test_an_engine_that_is_not_there() -> None:
-    with EngineClient("http://127.0.0.1:9") as client, pytest.raises(EngineCallFailed, match=r"GET http.*/metrics: \S"):
+def test_an_engine_that_is_not_there(token_file: Path) -> None:
+    with (
+        EngineClient("http://127.0.0.1:9", str(token_file)) as client,
+        pytest.raises(EngineCallFailed, match=r"GET http.*/metrics: \S"),
+    ):
         client.cache_config()

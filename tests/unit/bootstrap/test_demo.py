@@ -1,5 +1,6 @@
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -36,6 +37,8 @@ class Fleet:
         self.resets = iter([False, True])
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
+        token = request.headers.get("authorization")
+        assert token == ("Bearer secret" if request.url.host == "prefill" else None)
         if request.url.path == "/v1/chat/completions":
             self.bodies.append(json.loads(request.content))
             turn = len(self.bodies)
@@ -61,8 +64,10 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def fleet(monkeypatch: pytest.MonkeyPatch, fake_time: None) -> Iterator[Fleet]:
+def fleet(monkeypatch: pytest.MonkeyPatch, fake_time: None, tmp_path: Path) -> Iterator[Fleet]:
     fleet = Fleet(hits=64, cached=64)
+    (tmp_path / "token").write_text("secret\n")
+    monkeypatch.setitem(STATUS, "directory", str(tmp_path))
     real = httpx.Client
     monkeypatch.setattr(demo.httpx, "Client", lambda **options: real(transport=httpx.MockTransport(fleet), **options))
     return fleet
@@ -125,7 +130,7 @@ def test_a_failed_conversation_stops_the_job_and_names_the_logs(
         return 0
 
     unit = {"name": "decode-0", "state": "dead", "log": "/jobs/demo/logs/decode-0.log"}
-    up = {**STATUS, "phase": "ready", "directory": "/jobs/demo", "units": [unit]}
+    up = {**STATUS, "phase": "ready", "units": [unit]}
     told = iter([None, up, up, up])
     monkeypatch.setattr(demo.signal, "signal", lambda *_: None)
     monkeypatch.setattr(demo, "job_status", lambda: next(told))

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from connectors.engine_argv import abbreviated, parallel_sizes, server_argv
+from connectors.engine_argv import FENCE, abbreviated, fenced, parallel_sizes, server_argv
 from connectors.types import ParallelSizes
 
 
@@ -20,6 +20,7 @@ from connectors.types import ParallelSizes
         ("served_model_name", ["a", "b c"], ["--served-model-name", "a", "b c"]),
         ("hf_overrides", {"b": 1, "a": {"c": None}}, ["--hf-overrides", '{"a": {"c": null}, "b": 1}']),
         ("lora_modules", [{"name": "x"}], ["--lora-modules", '{"name": "x"}']),
+        ("middleware", ["a.B", "c.D"], ["--middleware", "a.B", "--middleware", "c.D"]),
         ("quantization", None, []),
         ("download_dir", "/a b/'c'", ["--download-dir", "/a b/'c'"]),
         ("num_gpu_blocks_override", -1, ["--num-gpu-blocks-override=-1"]),
@@ -43,6 +44,25 @@ def test_parallel_sizes() -> None:
     sizes = parallel_sizes({"tensor_parallel_size": 4, "pipeline_parallel_size": 2, "data_parallel_size": 3, "seed": 0})
     assert sizes == ParallelSizes(tensor=4, pipeline=2, prefill_context=1, decode_context=1, data=3)
     assert sizes.ranks == 24
+
+
+@pytest.mark.parametrize(
+    ("given", "loaded"),
+    [
+        (None, [FENCE]),
+        ("a.B", ["a.B", FENCE]),
+        (["a.B", "c.D"], ["a.B", "c.D", FENCE]),
+        ([FENCE, "a.B"], ["a.B", FENCE]),
+    ],
+)
+def test_the_fence_stands_around_the_users_middleware(given: object, loaded: list[str]) -> None:
+    assert fenced(given) == loaded
+
+
+@pytest.mark.parametrize("given", [3, True, {"a": 1}, ["a.B", 3]])
+def test_a_middleware_that_is_none(given: object) -> None:
+    with pytest.raises(ValueError, match="neither a string nor a list of strings"):
+        fenced(given)
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "2", 1.0, None])

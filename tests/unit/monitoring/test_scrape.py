@@ -29,7 +29,7 @@ TARGETS = (
 
 
 def config(targets: tuple[Target, ...] = TARGETS, interval_s: float = 5) -> str:
-    return prometheus_config("swe-rollouts", targets, ["plan.rules.yml"], interval_s)
+    return prometheus_config("swe-rollouts", targets, ["plan.rules.yml"], interval_s, engine_token_file="token")
 
 
 def test_whole_text() -> None:
@@ -49,11 +49,18 @@ def test_router_targets_leave_role_and_replica_to_the_routers_own_series() -> No
     assert not {"role", "replica"} & scrape_jobs["router"][0]["labels"].keys()
 
 
+def test_only_engines_get_the_jobs_token() -> None:
+    scrape_jobs = {job["job_name"]: job.get("authorization") for job in yaml.safe_load(config())["scrape_configs"]}
+    engine = {"type": "Bearer", "credentials_file": "token"}
+    assert scrape_jobs == {"engine": engine, "master": None, "router": None}
+
+
 @pytest.mark.skipif(PROMTOOL is None, reason="promtool is not installed")
 @pytest.mark.parametrize("targets", [TARGETS, ()], ids=["targets", "no targets"])
 def test_promtool_accepts_it(tmp_path: Path, targets: tuple[Target, ...]) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(config(targets))
     (tmp_path / "plan.rules.yml").write_text("groups: []\n")
+    (tmp_path / "token").write_text("secret\n")
     done = subprocess.run([PROMTOOL, "check", "config", path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -7,29 +7,54 @@ import pytest
 
 from router.core.errors import RequestRefused
 from router.core.split import (
+    FIELDS,
+    ROUTE_OF_PATH,
     ClientBody,
+    Route,
     check_split,
     decode_body,
-    merge_reply,
     parse_body,
     prefill_body,
-    read_prefill_reply,
-    reply_failed,
     single_body,
 )
 
 HANDOFF = b'{"remote_block_ids": [[1,2]],"x":{"y":[1.50,null]}}'
+ASKED = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+ROUTES = sorted(FIELDS)
+LONG = list(range(70_000, 74_000))
 
 
-def parse(body: Any, header: str | None = None) -> ClientBody:
+def parse(body: Any, header: str | None = None, route: Route = "completions") -> ClientBody:
     raw = body if isinstance(body, bytes) else json.dumps(body).encode()
-    return parse_body(raw, session_header=header, session_fields=("session_id", "conversation"))
+    return parse_body(raw, route=route, session_header=header, session_fields=("session_id", "conversation"))
+
+
+def prefill(body: Any, route: Route = "completions", salt: str | None = None) -> Any:
+    return json.loads(prefill_body(parse(body, route=route), salt=salt))
+
+
+def decode(body: Any, route: Route = "completions", salt: str | None = None) -> Any:
+    sent = decode_body(parse(body, route=route), HANDOFF, salt=salt)
+    assert HANDOFF in sent
+    fields = json.loads(sent)
+    del fields["kv_transfer_params"]
+    return fields
+
+
+# -- the body -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "raw",
     [b"", b"{", b"[]", b"null", b'{"a": 1} x', b'{"a": "\xff"}', b'{"\xff": 1}', b'{"a": "\xed\xa0\x80"}',
-     b'{"session_id": "\\ud800abcdef"}', b'{"a":' + b"[" * 9000 + b"]" * 9000 + b"}"],
+     b'{"session_id": "\\ud800abcdef"}', b'{"a":' + b"[" * 9000 + b"]" * 9000 + b"}", b'{"prompt": [' + b"1, " * 900],
 )  # fmt: skip
 def test_a35_what_is_not_a_json_object_in_utf8_is_refused(raw: bytes) -> None:
     with pytest.raises(RequestRefused) as caught:
@@ -58,6 +83,66 @@ def test_a_session_id_of_another_kind_is_refused(value: Any) -> None:
     assert caught.value.param == "session_id"
 
 
+@pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b", "a\\b", "a\0b", 5, ["a"], {}])
+def test_a_salt_that_engines_refuse_is_refused_by_name(salt: Any) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        parse({"cache_salt": salt})
+    assert caught.value.param == "cache_salt"
+
+
+@pytest.mark.parametrize(("salt", "read"), [("x" * 128, "x" * 128), ("grün", "grün"), (None, None)])
+def test_a_salt_within_the_engines_limits(salt: Any, read: str | None) -> None:
+    assert parse({"cache_salt": salt}).cache_salt == read
+    assert parse({}).cache_salt is None
+
+
+@pytest.mark.parametrize(
+    ("value", "streaming"),
+    [(True, True), (1, True), (1.0, True), ("true", True), ("YES", True), ("on", True), (False, False), (0, False),
+     (None, False), ("false", False), ("off", False), ("no", False), (2, False), ([], False), ({}, False)],
+)  # fmt: skip
+def test_streaming_is_read_as_the_engines_do(value: Any, streaming: bool) -> None:
+    assert parse({"stream": value}).is_streaming is streaming
+    assert parse({"return_headrace": value}).wants_label is streaming
+
+
+def test_nothing_asked_is_nothing_wanted() -> None:
+    body = parse({"request_id": "mine"})
+    assert (body.is_streaming, body.wants_label, body.request_id) == (False, False, "mine")
+
+
+def test_routes_by_path() -> None:
+    assert sorted(ROUTE_OF_PATH.values()) == ROUTES
+
+
+@pytest.mark.parametrize(
+    ("raw", "route", "tokens"),
+    [
+        ({"a": [1], "prompt": LONG, "b": "c"}, "completions", LONG),
+        ({"token_ids": LONG, "sampling_params": {}}, "generate", LONG),
+        ({"x": {"prompt": LONG}, "prompt": "short"}, "completions", "short"),
+        ({"x": {"prompt": LONG}, "prompt": LONG[1:]}, "completions", LONG[1:]),
+        ({"text": 'say "prompt": [1, 2] ' * 90, "prompt": LONG}, "completions", LONG),
+        ({"prompt": [LONG, [1]]}, "completions", [LONG, [1]]),
+        ({"prompt": ["]" * 900, '"']}, "completions", ["]" * 900, '"']),
+        ({"x": {"prompt": LONG}}, "completions", None),
+        (f'{{"prompt": {LONG}, "prompt": "last"}}', "completions", "last"),
+        ('{"prompt"\n:\n[%s]}' % ("1 ,\n" * 900 + "2"), "completions", [1] * 900 + [2]),
+    ],
+)
+def test_long_lists_of_tokens_pass_as_they_are(raw: Any, route: Route, tokens: Any) -> None:
+    raw = raw.encode() if isinstance(raw, str) else json.dumps(raw).encode()
+    body, client = parse(raw, route=route), json.loads(raw)
+    for sent in (json.loads(prefill_body(body, salt=None)), json.loads(decode_body(body, None, salt=None))):
+        assert sent.get("token_ids" if route == "generate" else "prompt") == tokens
+        assert {name: sent[name] for name in ("a", "b", "x", "text") if name in client} == {
+            name: client[name] for name in ("a", "b", "x", "text") if name in client
+        }
+
+
+# -- the legs -----------------------------------------------------------------------------------------------
+
+
 def test_a01_a02_the_prefill_leg_is_one_token_and_ends_by_length() -> None:
     body = {
         "messages": [{"role": "user", "content": "grüße"}],
@@ -70,9 +155,10 @@ def test_a01_a02_the_prefill_leg_is_one_token_and_ends_by_length() -> None:
         "n": 1,
         "session_id": "s",
         "request_id": "mine",
+        "return_headrace": True,
         "temperature": 0.5,
     }
-    assert json.loads(prefill_body(parse(body))) == {
+    assert prefill(body, "chat") == {
         "messages": body["messages"],
         "max_completion_tokens": 1,
         "max_tokens": 1,
@@ -80,53 +166,121 @@ def test_a01_a02_the_prefill_leg_is_one_token_and_ends_by_length() -> None:
         "n": 1,
         "ignore_eos": True,
         "temperature": 0.5,
-        "kv_transfer_params": {
-            "do_remote_decode": True,
-            "do_remote_prefill": False,
-            "remote_engine_id": None,
-            "remote_block_ids": None,
-            "remote_host": None,
-            "remote_port": None,
-        },
+        "kv_transfer_params": ASKED,
     }
+    kept = {name: value for name, value in body.items() if name not in ("session_id", "request_id", "return_headrace")}
+    assert decode(body, "chat") == kept
+    assert "max_tokens" not in kept
 
 
-def test_a03_a06_the_decode_leg_is_the_clients_body_and_the_handoff_byte_for_byte() -> None:
+def test_a01_a02_on_the_generate_route_the_caps_and_stops_are_one_level_deeper() -> None:
+    sampling = {"max_tokens": 400, "stop": ["x"], "min_tokens": 2, "logprobs": 5, "n": 1, "seed": 3, "invented": [None]}
+    body = {"token_ids": [1, 2], "sampling_params": sampling, "stream": True, "invented": {"a": 1}, "request_id": "r"}
+    assert prefill(body, "generate") == {
+        "token_ids": [1, 2],
+        "sampling_params": {"max_tokens": 1, "n": 1, "ignore_eos": True, "seed": 3, "invented": [None]},
+        "stream": False,
+        "invented": {"a": 1},
+        "kv_transfer_params": ASKED,
+    }
+    assert decode(body, "generate") == {name: value for name, value in body.items() if name != "request_id"}
+
+
+@pytest.mark.parametrize("sampling", ["{}", None, 3, [1]])
+def test_sampling_params_of_another_kind_are_left_for_the_engine_to_refuse(sampling: Any) -> None:
+    body = {"token_ids": [1], "sampling_params": sampling}
+    assert (prefill(body, "generate")["sampling_params"], decode(body, "generate")) == (sampling, body)
+    check_split(parse(body, route="generate"))
+
+
+def test_a03_a06_the_decode_leg_is_the_clients_body_and_the_handoff() -> None:
     body = {"prompt": [1, 2, 3], "stop": ["x"], "invented": {"a": [None]}, "session_id": "s", "prompt_logprobs": 1}
-    sent = decode_body(parse(body), HANDOFF)
-    assert HANDOFF in sent
-    assert json.loads(sent) == {
-        "prompt": [1, 2, 3],
-        "stop": ["x"],
-        "invented": {"a": [None]},
-        "kv_transfer_params": json.loads(HANDOFF),
-    }
-    assert "kv_transfer_params" not in json.loads(decode_body(parse({"kv_transfer_params": None}), None))
+    assert decode(body) == {"prompt": [1, 2, 3], "stop": ["x"], "invented": {"a": [None]}}
+    assert "kv_transfer_params" not in json.loads(decode_body(parse({"kv_transfer_params": None}), None, salt=None))
+
+
+def test_a05_scores_of_the_prompt_are_asked_of_the_prefill_engine_alone() -> None:
+    scored = {"prompt_logprobs": 1, "prompt_logprob_token_ids": [[1]], "prompt_logprob_start": 0}
+    body = {"token_ids": [1, 2], "sampling_params": scored}
+    assert prefill(body, "generate")["sampling_params"].items() >= scored.items()
+    assert decode(body, "generate")["sampling_params"] == {}
+    assert prefill({"prompt": "a", "prompt_logprobs": 1})["prompt_logprobs"] == 1
+    assert decode({"prompt": "a", "prompt_logprobs": 1}) == {"prompt": "a"}
+
+
+def test_the_handoff_is_read_though_the_cache_is_not() -> None:
+    body = {"token_ids": [1], "sampling_params": {"skip_reading_prefix_cache": True}}
+    assert prefill(body, "generate")["sampling_params"]["skip_reading_prefix_cache"] is True
+    assert decode(body, "generate")["sampling_params"] == {}
+
+
+@pytest.mark.parametrize("name", ["tools", "tool_choice", "response_format", "chat_template_kwargs", "documents"])
+def test_both_chat_legs_see_what_a_template_may_show(name: str) -> None:
+    body = {"messages": [], name: {"a": 1}}
+    assert prefill(body, "chat")[name] == decode(body, "chat")[name] == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["logprobs", "logprob_token_ids", "structured_outputs", "response_format", "min_tokens"]
+)
+def test_the_thrown_away_token_is_not_worked_on(name: str) -> None:
+    body = {"prompt": "a", name: 1}
+    assert name not in prefill(body)
+    assert decode(body) == body
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_the_routers_salt_stands_in_place_of_the_clients(route: Route) -> None:
+    for body in ({"cache_salt": "mine", "x": 1}, {"x": 1}):
+        for make in (prefill, decode):
+            assert make(body, route, salt="ours")["cache_salt"] == "ours"
+            assert make(body, route).get("cache_salt") == body.get("cache_salt")
+        single = json.loads(single_body(parse(body, route=route), salt="ours"))
+        assert single == {"x": 1, "cache_salt": "ours"}
 
 
 def test_a_single_leg_is_the_clients_bytes_unless_a_field_is_the_routers() -> None:
     raw = b'{ "prompt":"a",  "n": 4 }'
-    assert single_body(parse(raw)) is raw
-    assert json.loads(single_body(parse({"prompt": "a", "conversation": "c", "request_id": "r"}))) == {"prompt": "a"}
+    assert single_body(parse(raw), salt=None) is raw
+    owned = {"prompt": "a", "conversation": "c", "request_id": "r", "return_headrace": 1}
+    assert json.loads(single_body(parse(owned), salt=None)) == {"prompt": "a"}
+
+
+# -- refusals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [2, 2.0, "2", " 3 ", "2.0", 10**30])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a04_several_samples_on_one_handoff_are_refused_however_they_are_spelled(route: Route, count: Any) -> None:
+    body = {"sampling_params": {"n": count}} if route == "generate" else {"n": count}
+    with pytest.raises(RequestRefused) as caught:
+        check_split(parse(body, route=route))
+    assert caught.value.param == "n"
+
+
+@pytest.mark.parametrize("count", [1, 1.0, "1", "1.0", True, None, 0, "many", 1.5, [2], "1e999", "nan"])
+@pytest.mark.parametrize("route", ROUTES)
+def test_a04_one_sample_passes_and_what_engines_refuse_is_left_to_them(route: Route, count: Any) -> None:
+    check_split(parse({"sampling_params": {"n": count}} if route == "generate" else {"n": count}, route=route))
 
 
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"n": 2}, "n"),
-        ({"n": "2"}, "n"),
         ({"prompt": ["a", "b"]}, "prompt"),
         ({"prompt": [[1], [2]]}, "prompt"),
         (b'{"prompt": [' + b" " * 100 + b'"a", "b"]}', "prompt"),
         ({"prompt": "a", "prompt_embeds": "e"}, "prompt_embeds"),
         ({"prompt_embeds": ["e", "f"]}, "prompt_embeds"),
         ({"prompt": "a", "use_beam_search": True}, "use_beam_search"),
+        ({"prompt": "a", "use_beam_search": "on"}, "use_beam_search"),
+        ({"prompt": "a", "best_of": 2}, "best_of"),
         ({"prompt": "a", "prompt_logprobs": 0, "stream": True}, "prompt_logprobs"),
         ({"prompt": "a", "prompt_logprobs": 1, "stream": "true"}, "prompt_logprobs"),
         ({"prompt": "a", "echo": True, "logprobs": 1}, "echo"),
-        ({"messages": [], "echo": True}, "echo"),
         ({"prompt": "a", "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
         ({"prompt": "a", "truncate_prompt_tokens": "-1"}, "truncate_prompt_tokens"),
+        ({"prompt": "a", "truncate_prompt_tokens": -1.0}, "truncate_prompt_tokens"),
         ({"prompt": "a", "kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
     ],
 )
@@ -137,71 +291,40 @@ def test_what_one_handoff_can_not_serve_is_refused_by_name(fields: Any, param: s
 
 
 @pytest.mark.parametrize(
+    ("fields", "route", "param"),
+    [
+        ({"messages": [], "echo": True}, "chat", "echo"),
+        ({"messages": [], "prompt_logprobs": 1, "stream": 1}, "chat", "prompt_logprobs"),
+        ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "generate", "prompt_logprobs"),
+        ({"sampling_params": {"prompt_logprob_token_ids": [[1]]}, "stream": True}, "generate",
+         "prompt_logprob_token_ids"),
+        ({"sampling_params": {"extra_args": {"kv_transfer_params": {}}}}, "generate", "extra_args"),
+        ({"kv_transfer_params": {}}, "generate", "kv_transfer_params"),
+    ],
+)  # fmt: skip
+def test_refusals_of_the_other_routes(fields: Any, route: Route, param: str) -> None:
+    with pytest.raises(RequestRefused) as caught:
+        check_split(parse(fields, route=route))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
     "fields",
     [
         {"prompt": "a", "n": 1},
-        {"prompt": "a", "n": None},
         {"prompt": ["only one"]},
         {"prompt": [[1, 2, 3]]},
         {"prompt": [1, 2, 3]},
         {"prompt": []},
+        {"prompt": None, "prompt_embeds": "e"},
+        {"prompt": "a", "prompt_embeds": []},
+        {"prompt": "a", "best_of": 1},
         {"prompt": "a", "truncate_prompt_tokens": 100},
         {"prompt": "a", "echo": True},
         {"prompt": "a", "prompt_logprobs": 1, "stream": False},
         {"prompt": "a", "prompt_logprobs": None, "stream": True, "kv_transfer_params": None},
+        {"prompt": "a", "use_beam_search": False},
     ],
 )
 def test_what_one_handoff_can_serve_passes(fields: Any) -> None:
     check_split(parse(fields))
-
-
-@pytest.mark.parametrize("handoff", [b"null", b"{}", b"[]", b"false"])
-def test_an_empty_handoff_is_none(handoff: bytes) -> None:
-    result = read_prefill_reply(b'{"kv_transfer_params": ' + handoff + b"}")
-    assert result is not None
-    assert result.handoff is None
-
-
-@pytest.mark.parametrize("reply", [b"", b"oops", b"[]", b'{"choices": 3}'])
-def test_a_prefill_reply_that_can_not_be_read(reply: bytes) -> None:
-    assert read_prefill_reply(reply) is None
-
-
-def test_a05_a07_the_reply_gets_what_only_the_prefill_engine_knows() -> None:
-    prefill = read_prefill_reply(
-        b'{"kv_transfer_params": {"a": 1}, "prompt_logprobs": [null, 1], "usage": {"prompt_tokens_details":'
-        b' {"cached_tokens": 512}}, "choices": [{"finish_reason": "length", "prompt_logprobs": [null, 2]}]}'
-    )
-    reply = {
-        "choices": [{"text": "a", "finish_reason": "stop", "x": 1}],
-        "usage": {"prompt_tokens": 2048, "prompt_tokens_details": {"cached_tokens": 2048, "audio_tokens": 3}},
-        "invented": [1],
-    }
-    assert json.loads(merge_reply(json.dumps(reply).encode(), prefill)) == {
-        "choices": [{"text": "a", "finish_reason": "stop", "x": 1, "prompt_logprobs": [None, 2]}],
-        "usage": {"prompt_tokens": 2048, "prompt_tokens_details": {"cached_tokens": 512, "audio_tokens": 3}},
-        "invented": [1],
-        "prompt_logprobs": [None, 1],
-    }
-
-
-def test_a07_what_the_prefill_engine_does_not_know_is_not_made_up() -> None:
-    silent = read_prefill_reply(b'{"choices": [], "usage": {"prompt_tokens_details": null}}')
-    reply = b'{"usage": {"prompt_tokens_details": {"cached_tokens": 2048}}}'
-    assert json.loads(merge_reply(reply, silent)) == {"usage": {"prompt_tokens_details": {}}}
-    assert merge_reply(reply, None) is reply
-    plain = b'{"usage": {"prompt_tokens": 1}}'
-    assert merge_reply(plain, silent) is plain
-
-
-@pytest.mark.parametrize(
-    ("reply", "failed"),
-    [
-        (b'{"choices": [{"finish_reason": "error"}]}', True),
-        (b'{"choices": [{"finish_reason": "stop"}], "note": "error"}', False),
-        (b'{"choices": [{"finish_reason": "stop"}]}', False),
-        (b'not json "error"', False),
-    ],
-)
-def test_a17_a_reply_that_says_it_failed(reply: bytes, failed: bool) -> None:
-    assert reply_failed(reply) is failed

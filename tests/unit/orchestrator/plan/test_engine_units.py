@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from connectors.engine_argv import FENCE
 from connectors.types import JsonDict
 from deploy.local.request import child_environment
-from deploy.unit import RunContext
+from deploy.unit import HttpProbe, RunContext
+from orchestrator.errors import PlanRefused
 from tests.unit.orchestrator.samples import (
+    CPU,
     argument,
+    assert_error,
     colocated_data,
     connector_names,
+    facts_of,
     file_text,
     pd_data,
     plan_of,
@@ -58,6 +65,43 @@ class TestEngineEnvironment:
         env = unit(plan, "colocated-0").env
         assert not any(name.startswith(("VLLM_NIXL", "UCX")) for name in env)
         assert "UCX" not in {choice.subject for choice in plan.choices}
+
+
+class TestFence:
+    def test_every_engine_loads_its_fence_and_finds_the_token(self) -> None:
+        plan = plan_of(pd_data())
+        for engine in plan.engines:
+            planned = unit(plan, engine.name)
+            assert argument(plan, engine.name, "--middleware") == FENCE
+            assert planned.env["HEADRACE_TOKEN_FILE"] == engine.token_file == plan.router.token_file
+            assert isinstance(planned.probe, HttpProbe)
+            assert str(planned.probe.token_file) == engine.token_file
+
+    def test_the_users_middleware_stays_inside_the_fence(self) -> None:
+        plan = plan_of(pd_data(engine={"middleware": "a.B"}, roles={"decode": {"engine": {"middleware": ["c.D"]}}}))
+        for engine, own in (("prefill-0", "a.B"), ("decode-0", "c.D")):
+            argv = unit(plan, engine).argv
+            loaded = [value for flag, value in pairwise(argv) if flag == "--middleware"]
+            assert loaded == [own, FENCE]
+
+    def test_a_middleware_that_is_none_is_refused(self) -> None:
+        with pytest.raises(PlanRefused, match=r"roles\.decode\.engine\.middleware: is neither a string nor a list"):
+            plan_of(pd_data(roles={"decode": {"engine": {"middleware": 3}}}))
+
+    def test_an_interpreter_that_finds_the_plugin_needs_no_path(self) -> None:
+        assert "PYTHONPATH" not in unit(plan_of(pd_data()), "decode-0").env
+
+    @pytest.mark.parametrize(("env", "path"), [({}, "/headrace"), ({"PYTHONPATH": "/mine"}, "/headrace:/mine")])
+    def test_another_interpreter_is_told_where_the_plugin_is(self, env: dict[str, str], path: str) -> None:
+        facts = facts_of(abilities=replace(CPU, plugin_path="/headrace"))
+        assert unit(plan_of(pd_data(env=env), facts), "decode-0").env["PYTHONPATH"] == path
+
+    @pytest.mark.parametrize("name", ["HEADRACE_TOKEN_FILE", "HEADRACE_INSTANCE", "VLLM_API_KEY"])
+    def test_what_the_fence_goes_by_cannot_be_set(self, name: str) -> None:
+        assert_error(pd_data(env={name: "x"}), f"env.{name}", "drop it")
+
+    def test_a_shell_does_not_name_instances_or_keys(self) -> None:
+        assert {"HEADRACE_INSTANCE", "VLLM_API_KEY"} <= set(unit(plan_of(pd_data()), "decode-0").unset_env)
 
 
 class TestChains:

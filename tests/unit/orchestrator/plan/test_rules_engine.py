@@ -130,6 +130,8 @@ def test_a42_the_token_route_is_switched_on() -> None:
         (replace(CPU, mooncake_master=None), "has no mooncake_master"),
         (replace(CPU, mooncake_client=None), "has no mooncake_client"),
         (replace(CPU, nixl_version=None), "has no NIXL"),
+        (replace(CPU, middleware_flag=False), "has no --middleware"),
+        (replace(CPU, plugin_path=None), "has no connectors.vllm_plugin of this version"),
         (None, "has no vllm installed"),
     ],
 )

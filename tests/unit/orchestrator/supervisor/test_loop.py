@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.engine_client import CacheConfig
+from connectors.engine_client import CacheConfig, CommandOrder
 from orchestrator.errors import JobFailed
 from orchestrator.plan.types import JobPlan
-from orchestrator.supervisor.interfaces import Progress
+from orchestrator.supervisor.interfaces import Progress, ServingEpoch
 from orchestrator.supervisor.loop import Overtaken
 from tests.fakes.fake_launch import FakeFleet, stages
 
@@ -69,6 +69,45 @@ def test_a19_caches_that_disagree_fail_the_job_and_the_gate_never_opens(fleet: F
         fleet.bring_up()
     assert fleet.gate.opened == []
     assert fleet.questions.probed == []
+
+
+def test_every_engine_confirms_the_first_epoch_before_any_generates(fleet: FakeFleet) -> None:
+    confirmed_before_the_probe: list[str] = []
+    fleet.questions.during_probe = lambda: confirmed_before_the_probe.extend(
+        name for name, _, _ in fleet.questions.confirmed
+    )
+    job = fleet.running()
+    first = CommandOrder(update=0, attempt=0, step=0)
+    engines = [engine.name for engine in job.plan.engines]
+    assert confirmed_before_the_probe == engines
+    assert fleet.questions.confirmed == [(name, 1, first) for name in engines]
+    instances = {name: f"life-of-{name}" for name in engines}
+    assert fleet.gate.serving == ServingEpoch(epoch=1, version="initial", instances=instances, order=first)
+
+
+def test_an_engine_that_does_not_confirm_fails_the_job(fleet: FakeFleet) -> None:
+    fleet.questions.unfenced = {"decode-0"}
+    fleet.record()
+    with pytest.raises(JobFailed, match="decode-0 did not confirm epoch 1 at its fence: answered 404"):
+        fleet.bring_up()
+    assert fleet.questions.probed == []
+    assert fleet.gate.opened == []
+
+
+def test_an_engine_that_died_before_it_confirmed_is_reported_as_dead(fleet: FakeFleet) -> None:
+    fleet.questions.unfenced = {"decode-0"}
+    fleet.questions.during_confirmation = lambda: fleet.machine.kill("decode-0")
+    fleet.record()
+    with pytest.raises(JobFailed, match="decode-0 ended by signal 9"):
+        fleet.bring_up()
+
+
+def test_a_fence_that_cannot_be_imported_is_named_with_its_mend(fleet: FakeFleet) -> None:
+    fleet.machine.log_text = "ModuleNotFoundError: No module named 'connectors.vllm_plugin'\nRuntimeError: bye\n"
+    fleet.machine.on_start = lambda name: fleet.machine.kill(name, 1) if name == "decode-0" else None
+    fleet.record()
+    with pytest.raises(JobFailed, match="mend: this vLLM could not load its fence; install this version of Headrace"):
+        fleet.bring_up()
 
 
 def test_an_engine_that_does_not_report_its_cache_degrades_the_job(fleet: FakeFleet) -> None:

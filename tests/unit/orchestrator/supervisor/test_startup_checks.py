@@ -13,7 +13,9 @@ from orchestrator.supervisor.startup_checks import OffloadProbe, caches_agree, p
 
 def engine(name: str) -> EnginePlan:
     role: Literal["prefill", "decode"] = "prefill" if name.startswith("prefill") else "decode"
-    return EnginePlan(name=name, role=role, node="n0", url="http://x", gpus=(), cores=(), joins_pool=True)
+    return EnginePlan(
+        name=name, role=role, node="n0", url="http://x", gpus=(), cores=(), joins_pool=True, token_file="/token"
+    )
 
 
 ENGINES = [engine("prefill-0"), engine("prefill-1"), engine("decode-0")]

@@ -1,0 +1,235 @@
+"""What an engine's fence lets pass, as plain state: no IO, no clock. `fence.py` puts it in front of vLLM's API server.
+
+Loaded by the engine's interpreter, so only the standard library is used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+TOKEN_FILE_VARIABLE = "HEADRACE_TOKEN_FILE"
+"""Environment variable that names the file with the job's bearer token."""
+INSTANCE_VARIABLE = "HEADRACE_INSTANCE"
+"""Environment variable that names this life of the engine, for whoever starts each life with a name of its own."""
+
+INSTANCE_HEADER = "x-headrace-instance"
+EPOCH_HEADER = "x-headrace-epoch"
+SALTED_HEADER = "x-headrace-salted"
+"""Says "1" where the body carries the salt of its epoch: stale routers, probes and warm-ups do not send it."""
+
+RETRY_AFTER_S = 1
+LONGEST_COMMAND = 4096
+"""Bytes of a body of POST /fence."""
+
+Order = tuple[int, int, int]
+"""(update, attempt, step) of a command. Later commands compare greater."""
+Headers = Mapping[bytes, bytes]
+RouteKind = Literal["generating", "token_only", "pause", "resume", "fence"]
+
+FENCE_PATH = "/fence"
+_OBSERVATION = (
+    "/health /ping /metrics /version /load /v1/models /openapi.json /is_paused /is_sleeping /server_info /weight_info"
+    " /get_world_size /tokenizer_info /kv_event_sources /fault_tolerance/status"
+)
+_CONTROL = (
+    "/ping /tokenize /detokenize /abort_requests /inference/v1/abort_requests /collective_rpc"
+    " /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up /release_kv_cache_memory"
+    " /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update /start_draft_weight_update"
+    " /update_weights /finish_weight_update /update_weight_version /weight_checker"
+    " /start_profile /stop_profile /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply"
+)
+_TOKEN_ONLY = {"GET": frozenset(_OBSERVATION.split()), "POST": frozenset(_CONTROL.split())}
+"""Routes that look at the engine or control it and compute no tokens. Every other route counts as generating, those
+included that a later vLLM adds."""
+
+
+def route_kind(method: str, path: str) -> RouteKind:
+    if path == FENCE_PATH:
+        return "fence"
+    if (method, path) == ("POST", "/pause"):
+        return "pause"
+    if (method, path) == ("POST", "/resume"):
+        return "resume"
+    return "token_only" if path in _TOKEN_ONLY.get(method, ()) else "generating"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A reply of the fence's own."""
+
+    status: int
+    content: dict[str, Any]
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def error_answer(status: int, kind: str, message: str, *, param: str | None = None, **more: object) -> Answer:
+    """An error as OpenAI writes it, with `more` beside it."""
+    error = {"message": message, "type": kind, "param": param, "code": status}
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if status == 401:
+        headers = ((b"www-authenticate", b"Bearer"),)
+    if status == 503:
+        headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
+    return Answer(status, {"error": error, **more}, headers)
+
+
+class CommandInvalid(Exception):
+    """The body of POST /fence is none; `field` is what is wrong with it."""
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field} {problem}")
+        self.field = field
+
+
+@dataclass(frozen=True)
+class Command:
+    """Body of POST /fence."""
+
+    instance: str
+    epoch: int | None
+    """None withdraws the epoch."""
+    order: Order
+
+
+def read_command(body: bytes) -> Command:
+    """Raises `CommandInvalid`."""
+    if len(body) > LONGEST_COMMAND:
+        raise CommandInvalid("body", f"is longer than {LONGEST_COMMAND} bytes")
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        raise CommandInvalid("body", "is not JSON") from None
+    if not isinstance(data, dict):
+        raise CommandInvalid("body", "is not a JSON object")
+    names = ("instance", "epoch", "update", "attempt", "step")
+    for name in names:
+        if name not in data:
+            raise CommandInvalid(name, "is missing")
+    for name in data:
+        if name not in names:
+            raise CommandInvalid(name, "is not a field of a fence command")
+    if not isinstance(data["instance"], str):
+        raise CommandInvalid("instance", "is not a string")
+    epoch = None if data["epoch"] is None else _whole_number(data, "epoch")
+    order = (_whole_number(data, "update"), _whole_number(data, "attempt"), _whole_number(data, "step"))
+    return Command(data["instance"], epoch, order)
+
+
+def _whole_number(data: dict[str, Any], name: str) -> int:
+    value = data[name]
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise CommandInvalid(name, "is not a whole number from 0 up")
+    return value
+
+
+@dataclass
+class FenceState:
+    """One life of an engine. It boots closed: nothing is generated before an epoch is confirmed."""
+
+    instance: str
+    epoch: int | None = None
+    """The confirmed one."""
+    order: Order | None = None
+    """Of the last accepted command."""
+    paused: bool = False
+    pauses: int = 0
+    """POST /pause received so far."""
+    open_requests: dict[int, str] = field(default_factory=dict)
+    """X-Request-Id of each generating request that was accepted and has not ended."""
+    accepted: int = 0
+    """Generating requests so far; numbers them, since two may carry one X-Request-Id."""
+
+    def refusal(self, headers: Headers) -> Answer | None:
+        """Why a generating request with these headers must not run; None where it may."""
+        found = self._differences(headers)
+        if not found:
+            return None
+        message = f"refused by the engine's fence: {'; '.join(found.values())}"
+        return error_answer(503, "fenced", message, param=next(iter(found)))
+
+    def _differences(self, headers: Headers) -> dict[str, str]:
+        """What differs -> in words."""
+        found: dict[str, str] = {}
+        if (instance := _text(headers, INSTANCE_HEADER)) != self.instance:
+            found[INSTANCE_HEADER] = f"{INSTANCE_HEADER} {_said(instance)}, this instance is {self.instance}"
+        epoch = _text(headers, EPOCH_HEADER)
+        if self.epoch is None:
+            found[EPOCH_HEADER] = f"{EPOCH_HEADER} {_said(epoch)}, no epoch is confirmed here"
+        elif epoch != str(self.epoch):
+            found[EPOCH_HEADER] = f"{EPOCH_HEADER} {_said(epoch)}, the confirmed epoch is {self.epoch}"
+        if _text(headers, SALTED_HEADER) != "1":
+            found[SALTED_HEADER] = f"{SALTED_HEADER} is not 1: only salted requests are served"
+        if self.paused:
+            found["pause"] = "the engine is paused until POST /resume succeeds"
+        return found
+
+    def accept(self, request_id: str) -> int:
+        """Note a generating request as open; `end` takes what this returns."""
+        self.accepted += 1
+        self.open_requests[self.accepted] = request_id
+        return self.accepted
+
+    def end(self, number: int) -> None:
+        del self.open_requests[number]
+
+    def pause_received(self) -> None:
+        self.pauses += 1
+        self.paused = True
+
+    def resumed(self, pauses_before: int) -> None:
+        """POST /resume succeeded; `pauses_before` is what `pauses` was when it was received. A pause that came since
+        still holds."""
+        if self.pauses == pauses_before:
+            self.paused = False
+
+    def view(self) -> dict[str, Any]:
+        """Body of GET /fence."""
+        return {
+            "instance": self.instance,
+            "epoch": self.epoch,
+            "paused": self.paused,
+            "open_requests": list(self.open_requests.values()),
+            "order": None if self.order is None else list(self.order),
+        }
+
+    def obey(self, body: bytes) -> Answer:
+        """Carry out a POST /fence: confirm or withdraw the epoch."""
+        try:
+            command = read_command(body)
+        except CommandInvalid as error:
+            return error_answer(400, "invalid_request_error", str(error), param=error.field)
+        if command.instance != self.instance:
+            message = f"instance is {_shown(command.instance)}, this instance is {self.instance}"
+            return error_answer(409, "conflict", message, param="instance")
+        given = list(command.order)
+        if self.order is not None and command.order < self.order:
+            message = f"the command is {given}, and {list(self.order)} was accepted before: it comes too late"
+            return error_answer(409, "conflict", message, param="update", given=given, accepted=list(self.order))
+        if command.order == self.order and command.epoch != self.epoch:
+            message = f"the command {given} was accepted before with epoch {self.epoch}, and now says {command.epoch}"
+            return error_answer(409, "conflict", message, param="epoch", given=given, accepted=list(self.order))
+        self.epoch, self.order = command.epoch, command.order
+        return Answer(200, self.view())
+
+    def labels(self) -> list[tuple[bytes, bytes]]:
+        """Headers of every reply."""
+        labels = [(INSTANCE_HEADER.encode(), self.instance.encode())]
+        if self.epoch is not None:
+            labels.append((EPOCH_HEADER.encode(), b"%d" % self.epoch))
+        return labels
+
+
+def _text(headers: Headers, name: str) -> str | None:
+    value = headers.get(name.encode())
+    return None if value is None else value.decode("latin-1").strip()
+
+
+def _said(value: str | None) -> str:
+    return "is missing" if value is None else f"is {_shown(value)}"
+
+
+def _shown(value: str) -> str:
+    return repr(value[:64])

@@ -1,0 +1,64 @@
+"""Which weights each epoch stands for, and the salt that keeps the epochs' KV apart.
+
+An epoch is one attempt to install a weight version; its number only grows and is never used again. Versions are the
+trainer's names, in no order of their own: "at least version X" means committed at or after X. `dispatcher.py` asks
+which epochs will do, `flow.py` salts each leg at the moment it is sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+_SALT_BYTES = 20
+_KEPT = 256
+"""Epochs whose version is remembered; older names can't be asked for any more."""
+
+
+class Epochs:
+    """Epoch numbers and their versions, in the order of commitment."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, str] = {}
+
+    def commit(self, epoch: int, version: str) -> None:
+        """Make an epoch known; saying the same again changes nothing."""
+        self._versions.setdefault(epoch, version)
+        while len(self._versions) > _KEPT:
+            del self._versions[min(self._versions)]
+
+    def version_of(self, epoch: int) -> str:
+        return self._versions.get(epoch, "")
+
+    @property
+    def current(self) -> int | None:
+        """The newest epoch; None before the first."""
+        return max(self._versions, default=None)
+
+    def first_with(self, version: str) -> int | None:
+        """The epoch from which on "at least this version" is served; None while the version is unknown."""
+        return min((epoch for epoch, name in self._versions.items() if name == version), default=None)
+
+    def known(self) -> dict[int, str]:
+        return dict(self._versions)
+
+
+class Salter:
+    """`cache_salt` values: a keyed hash of job secret, epoch and the client's own salt.
+
+    Equal client salts share a cache within one epoch, different ones never do, and nobody without the secret can
+    name another epoch's. Hexadecimal digits obey vLLM's limits (128 characters, no `@ / \\ NUL`).
+    """
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = hashlib.blake2b(secret, digest_size=32, person=b"headrace-salt").digest()
+        self._plain: tuple[int, str] = (-1, "")
+
+    def salt(self, epoch: int, client_salt: str | None) -> str:
+        if client_salt is not None:
+            return self._hash(b"%d s %s" % (epoch, client_salt.encode("utf-8", "surrogatepass")))
+        if self._plain[0] != epoch:
+            self._plain = (epoch, self._hash(b"%d" % epoch))
+        return self._plain[1]
+
+    def _hash(self, text: bytes) -> str:
+        return hashlib.blake2b(text, key=self._secret, digest_size=_SALT_BYTES).hexdigest()

@@ -1,0 +1,121 @@
+"""The client's body: its fields with their values as they came, and what the router itself reads of it.
+
+`flow.py` parses every body once; `conditions.py`, `legs.py` and `fanout.py` work on the result.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.core.errors import RequestRefused
+from router.core.split.numbers import CUT, cut_numbers
+from router.core.split.rules import Route
+from router.core.split.values import BODY, Body, is_null, read_flag
+
+LABEL_FIELD = "return_headrace"
+"""The router's own: say in the reply what produced it."""
+
+OWNED = ("request_id", LABEL_FIELD)
+"""Fields of the router's own, sent to no engine. Engines take the id of an attempt from the X-Request-Id header;
+a client's id may be in use twice."""
+
+SALT_FIELD = "cache_salt"
+SAMPLING_FIELD = "sampling_params"
+"""Where the generate route has what the others have at the top level."""
+
+_SALT_LENGTH = 128
+_NOT_IN_A_SALT = frozenset("@/\\\0")
+_TOKENS: dict[Route, str | None] = {"completions": "prompt", "chat": None, "generate": "token_ids"}
+"""The field that can be a long list of token ids."""
+
+
+class ClientBody(msgspec.Struct, frozen=True, kw_only=True):
+    """A request body whose values are still the client's bytes."""
+
+    route: Route
+    fields: Body
+    sampling: Body | None
+    """The fields that say how to sample: `fields`, or on the generate route those of `sampling_params`; None where
+    that is no object (the engine refuses it)."""
+    raw: bytes
+    session_id: str | None
+    owned: tuple[str, ...]
+    """Names of the router's own fields, present or not."""
+    request_id: str | None
+    """The client's own `request_id`, echoed where it sent no header."""
+    cache_salt: str | None
+    wants_label: bool
+    """The client asks which weights and replicas produced the reply."""
+
+    @property
+    def is_streaming(self) -> bool:
+        return read_flag(self.fields.get("stream"))
+
+
+def parse_body(raw: bytes, *, route: Route, session_header: str | None, session_fields: tuple[str, ...]) -> ClientBody:
+    """Read a body's top level; refuse what is not a JSON object in UTF-8."""
+    try:
+        if not raw.isascii():
+            # Values are not decoded below, so nothing else would look at their encoding.
+            raw.decode("utf-8")
+        fields = _decode(raw, _TOKENS[route])
+        return ClientBody(
+            route=route,
+            fields=fields,
+            sampling=_sampling(fields) if route == "generate" else fields,
+            raw=raw,
+            session_id=session_header or _session_id(fields, session_fields),
+            owned=(*OWNED, *session_fields),
+            request_id=_text(fields.get("request_id")),
+            cache_salt=_cache_salt(fields.get(SALT_FIELD)),
+            wants_label=read_flag(fields.get(LABEL_FIELD)),
+        )
+    except UnicodeDecodeError as error:
+        raise RequestRefused(f"the body is not valid UTF-8: byte {error.start}", param=None) from error
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise RequestRefused(f"the body is not a JSON object: {error}", param=None) from error
+
+
+def _decode(raw: bytes, tokens: str | None) -> Body:
+    if tokens is not None:
+        rest, numbers = cut_numbers(raw, b'"%b"' % tokens.encode())
+        if numbers is not None:
+            fields = BODY.decode(rest)
+            if bytes(fields.get(tokens, b"")) == CUT:
+                fields[tokens] = msgspec.Raw(numbers)
+                return fields
+            # The name also stands somewhere else, inside another value or twice.
+    return BODY.decode(raw)
+
+
+def _sampling(fields: Body) -> Body | None:
+    raw = fields.get(SAMPLING_FIELD)
+    return BODY.decode(raw) if raw is not None and bytes(raw).startswith(b"{") else None
+
+
+def _session_id(fields: Body, names: tuple[str, ...]) -> str | None:
+    for name in names:
+        raw = fields.get(name)
+        if raw is None or bytes(raw) in (b"null", b'""'):
+            continue
+        value = msgspec.json.decode(raw)
+        if isinstance(value, bool) or not isinstance(value, str | int):
+            raise RequestRefused(f"{name} must be a string or an integer", param=name)
+        return str(value)
+    return None
+
+
+def _cache_salt(raw: msgspec.Raw | None) -> str | None:
+    """The salt, within the limits that the engines set."""
+    if is_null(raw):
+        return None
+    salt = _text(raw)
+    if salt is None or len(salt) > _SALT_LENGTH or not _NOT_IN_A_SALT.isdisjoint(salt):
+        message = f"{SALT_FIELD} must be a text of 1 to {_SALT_LENGTH} characters without '@', '/', '\\' and NUL"
+        raise RequestRefused(message, param=SALT_FIELD)
+    return salt
+
+
+def _text(raw: msgspec.Raw | None) -> str | None:
+    value = msgspec.json.decode(raw) if raw is not None else None
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,117 @@
+"""The bodies of the legs, made by the table in `fields.py`, and the requests that can't be split.
+
+`flow.py` asks `check_split` before a request's first leg and sends the bodies. A body is one copy of the client's
+fields with a few changed; values that stay are the client's bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+from connectors.handoff import PARAMS_FIELD
+from router.core.errors import RequestRefused
+from router.core.split.body import SALT_FIELD, SAMPLING_FIELD, ClientBody
+from router.core.split.fields import FIELDS, SAMPLING_FIELDS
+from router.core.split.rules import FieldRule, Refusal, Route
+from router.core.split.values import Body, is_null
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Changes:
+    """One leg's column of a table: only the rows that change something."""
+
+    dropped: tuple[str, ...]
+    replaced: tuple[tuple[str, msgspec.Raw], ...]
+    put: Body
+
+    def apply(self, fields: Body) -> None:
+        for name in self.dropped:
+            fields.pop(name, None)
+        for name, value in self.replaced:
+            if name in fields:
+                fields[name] = value
+        fields.update(self.put)
+
+
+def _changes(table: Mapping[str, FieldRule], leg: Literal["prefill", "decode"]) -> _Changes:
+    column = {name: rule.prefill if leg == "prefill" else rule.decode for name, rule in table.items()}
+    values = {name: msgspec.Raw(cell.value) for name, cell in column.items()}
+    return _Changes(
+        dropped=tuple(name for name, cell in column.items() if cell.action == "drop"),
+        replaced=tuple((name, values[name]) for name, cell in column.items() if cell.action == "set_if_sent"),
+        put={name: values[name] for name, cell in column.items() if cell.action == "set"},
+    )
+
+
+def _refusals(table: Mapping[str, FieldRule]) -> tuple[tuple[str, Refusal], ...]:
+    return tuple((name, rule.refusal) for name, rule in table.items() if rule.refusal is not None)
+
+
+_PREFILL: dict[Route, _Changes] = {route: _changes(table, "prefill") for route, table in FIELDS.items()}
+_DECODE: dict[Route, _Changes] = {route: _changes(table, "decode") for route, table in FIELDS.items()}
+_REFUSALS: dict[Route, tuple[tuple[str, Refusal], ...]] = {route: _refusals(table) for route, table in FIELDS.items()}
+_SAMPLING_PREFILL = _changes(SAMPLING_FIELDS, "prefill")
+_SAMPLING_DECODE = _changes(SAMPLING_FIELDS, "decode")
+_SAMPLING_REFUSALS = _refusals(SAMPLING_FIELDS)
+
+
+def check_split(body: ClientBody) -> None:
+    """Refuse what one handoff can't serve, naming the field."""
+    _check(body, body.fields, _REFUSALS[body.route])
+    if body.route == "generate" and body.sampling is not None:
+        _check(body, body.sampling, _SAMPLING_REFUSALS)
+
+
+def single_body(body: ClientBody, *, salt: str | None) -> bytes:
+    """The body for an engine that does both: the client's, without the router's own fields."""
+    if salt is None and body.fields.keys().isdisjoint(body.owned):
+        return body.raw
+    return msgspec.json.encode(_own_fields(body, salt))
+
+
+def prefill_body(body: ClientBody, *, salt: str | None) -> bytes:
+    """The P leg: one token of one sample, not streamed, its KV kept for another engine."""
+    fields = _own_fields(body, salt)
+    _PREFILL[body.route].apply(fields)
+    _apply_to_sampling(body, fields, _SAMPLING_PREFILL)
+    return msgspec.json.encode(fields)
+
+
+def decode_body(body: ClientBody, handoff: bytes | None, *, salt: str | None) -> bytes:
+    """The D leg: the client's body and the whole handoff, byte for byte; without one the engine runs the prompt."""
+    fields = _own_fields(body, salt)
+    _DECODE[body.route].apply(fields)
+    _apply_to_sampling(body, fields, _SAMPLING_DECODE)
+    if handoff is not None:
+        fields[PARAMS_FIELD] = msgspec.Raw(handoff)
+    return msgspec.json.encode(fields)
+
+
+def _own_fields(body: ClientBody, salt: str | None) -> Body:
+    """A copy without the router's own fields. With a salt, it stands in place of the client's own."""
+    fields = body.fields.copy()
+    for name in body.owned:
+        fields.pop(name, None)
+    if salt is not None:
+        fields[SALT_FIELD] = msgspec.Raw(msgspec.json.encode(salt))
+    return fields
+
+
+def _apply_to_sampling(body: ClientBody, fields: Body, changes: _Changes) -> None:
+    """The generate route's sampling fields stand one level deeper."""
+    if body.route == "generate" and body.sampling is not None:
+        sampling = body.sampling.copy()
+        changes.apply(sampling)
+        fields[SAMPLING_FIELD] = msgspec.Raw(msgspec.json.encode(sampling))
+
+
+def _check(body: ClientBody, fields: Body, refusals: tuple[tuple[str, Refusal], ...]) -> None:
+    for name, refusal in refusals:
+        if name in fields and not is_null(fields[name]):
+            message = refusal(body)
+            if message is not None:
+                raise RequestRefused(message, param=name)

@@ -1,0 +1,208 @@
+"""The prefill leg's reply, and what of it belongs in the client's.
+
+`flow.py` reads the first and merges it into the decode leg's whole reply; `stream.py` does so event by event.
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from connectors.handoff import PARAMS_FIELD, handed_over
+from router.core.split.experts import join_experts
+from router.core.split.numbers import CUT, cut_numbers
+from router.core.split.values import BODY, LIST, Body, is_null, read_number
+
+LABEL = "headrace"
+"""The reply's field that says what produced it."""
+
+_NULL = b"null"
+_TOKEN_IDS = b'"prompt_token_ids"'
+_CACHED = b'"cached_tokens"'
+_CACHE_COUNT = re.compile(rb'("(cached_tokens|created_cache_tokens)"\s*:\s*)\d+')
+_EXPERTS = "routed_experts"
+_EXPERTS_KEY = b'"routed_experts"'
+_HAS_EXPERTS = re.compile(rb'"routed_experts"\s*:\s*"')
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: str | None = None
+    prompt_logprobs: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    routed_experts: str | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+    created_cache_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Timing(msgspec.Struct):
+    queue_time_ms: float | None = None
+    time_to_first_token_ms: float | None = None
+
+
+class _PrefillReply(msgspec.Struct):
+    handoff: msgspec.Raw = msgspec.field(name=PARAMS_FIELD, default=msgspec.Raw())
+    prompt_logprobs: msgspec.Raw = msgspec.Raw()
+    prompt_token_id_logprobs: msgspec.Raw = msgspec.Raw()
+    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    usage: _Usage | None = None
+    choices: list[_Choice] = msgspec.field(default_factory=list)
+    metrics: _Timing | None = None
+
+
+_PREFILL_REPLY: msgspec.json.Decoder[_PrefillReply] = msgspec.json.Decoder(_PrefillReply)
+
+
+class PrefillResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the P leg's reply holds for the D leg and for the client."""
+
+    handoff: bytes | None
+    cached_tokens: int | None
+    created_cache_tokens: int | None
+    scores: Body
+    """The prompt's scores, where chat and generate have them: at the top."""
+    choice_scores: Body
+    """Where completions has them: in each choice."""
+    token_ids: bytes | memoryview | None
+    """The prompt's token ids; one list, wherever it stands."""
+    experts: bytes | None
+    """The prompt's rows of expert routing."""
+    failed: bool
+    """The engine says 200, and that it failed."""
+    busy_s: float
+    """How long the engine had the request until its one token was there, by its own clock; 0 where it does not say.
+    Engines started with --enable-per-request-metrics say it."""
+
+
+def read_prefill_reply(reply: bytes) -> PrefillResult | None:
+    """The parts of a P reply that matter later; None if it can't be read."""
+    rest, token_ids = cut_numbers(reply, _TOKEN_IDS)
+    try:
+        parsed = _PREFILL_REPLY.decode(rest)
+        first = parsed.choices[0] if parsed.choices else _Choice()
+        if token_ids is not None and CUT not in (bytes(parsed.prompt_token_ids), bytes(first.prompt_token_ids)):
+            # They stand somewhere else: inside the handoff, which stays as it is.
+            parsed, token_ids = _PREFILL_REPLY.decode(reply), None
+            first = parsed.choices[0] if parsed.choices else _Choice()
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return None
+    details = parsed.usage.prompt_tokens_details if parsed.usage is not None else None
+    return PrefillResult(
+        handoff=handed_over(bytes(parsed.handoff)),
+        cached_tokens=details.cached_tokens if details is not None else None,
+        created_cache_tokens=details.created_cache_tokens if details is not None else None,
+        scores=_told(prompt_logprobs=parsed.prompt_logprobs, prompt_token_id_logprobs=parsed.prompt_token_id_logprobs),
+        choice_scores=_told(prompt_logprobs=first.prompt_logprobs),
+        token_ids=token_ids or _value(parsed.prompt_token_ids) or _value(first.prompt_token_ids),
+        experts=first.routed_experts.encode() if first.routed_experts is not None else None,
+        failed=any(choice.finish_reason == "error" for choice in parsed.choices),
+        busy_s=_busy_s(parsed.metrics),
+    )
+
+
+def reply_failed(reply: bytes) -> bool:
+    """Does a 200 reply say that the engine failed (finish_reason "error")?"""
+    if b'"error"' not in reply:
+        return False
+    result = read_prefill_reply(reply)
+    return result is not None and result.failed
+
+
+def merge_reply(reply: bytes, prefill: PrefillResult | None, *, label: bytes | None = None) -> bytes:
+    """The D reply with what only the P engine knows, and the label; untouched where there is nothing to add."""
+    merged = merge_part(reply, prefill, output_tokens=None) if prefill is not None else reply
+    return merged if label is None else add_label(merged, label)
+
+
+def add_label(reply: bytes, label: bytes) -> bytes:
+    """A JSON object with `label`, a JSON text, as one more field."""
+    end = reply.rfind(b"}")
+    if end < 0:
+        return reply
+    comma = b"" if reply[:end].strip() == b"{" else b","
+    return b'%b%b"%b":%b}' % (reply[:end], comma, LABEL.encode(), label)
+
+
+def merge_part(part: bytes, prefill: PrefillResult, *, output_tokens: int | None) -> bytes:
+    """A whole reply, or one event of a stream; `output_tokens` are those sent so far, None where `part` says it."""
+    rest, token_ids = part, None
+    if prefill.token_ids is not None:
+        rest, token_ids = cut_numbers(part, _TOKEN_IDS, shortest=0)
+    try:
+        merged = _merge_fields(rest, prefill, output_tokens)
+    except (msgspec.MsgspecError, RecursionError):
+        return part
+    if token_ids is None or prefill.token_ids is None:
+        return merged
+    return merged.replace(CUT, prefill.token_ids, 1)
+
+
+def _merge_fields(part: bytes, prefill: PrefillResult, output_tokens: int | None) -> bytes:
+    # Without a handoff the D engine ran the prompt, and its rows are whole.
+    joins = prefill.handoff is not None and _EXPERTS_KEY in part and _HAS_EXPERTS.search(part) is not None
+    if not (joins or prefill.scores or prefill.choice_scores or _CACHED in part):
+        return part
+    fields = BODY.decode(part)
+    if (joins or prefill.choice_scores) and "choices" in fields:
+        count = output_tokens if output_tokens is not None else _output_tokens(fields)
+        fields["choices"] = _merge_choices(fields["choices"], prefill, count if joins else None)
+    if "usage" in fields:
+        fields["usage"] = _merge_usage(fields["usage"], prefill)
+    fields.update(prefill.scores)
+    return msgspec.json.encode(fields)
+
+
+def _merge_choices(choices: msgspec.Raw, prefill: PrefillResult, output_tokens: int | None) -> msgspec.Raw:
+    """`output_tokens`: None where the expert routing is left as it is."""
+    merged = [BODY.decode(choice) for choice in LIST.decode(choices)]
+    for choice in merged:
+        choice.update(prefill.choice_scores)
+        if output_tokens is not None and not is_null(choice.get(_EXPERTS)):
+            choice[_EXPERTS] = _joined(bytes(choice[_EXPERTS]), prefill, output_tokens)
+    return msgspec.Raw(msgspec.json.encode(merged))
+
+
+def _joined(experts: bytes, prefill: PrefillResult, output_tokens: int) -> msgspec.Raw:
+    """Null where there is no whole: rows of a prompt that the engine never ran would look like right ones."""
+    joined = None
+    if prefill.experts is not None:
+        joined = join_experts(prefill.experts, experts.strip(b'"'), output_tokens=output_tokens)
+    return msgspec.Raw(_NULL if joined is None else b'"%b"' % joined)
+
+
+def _output_tokens(fields: Body) -> int:
+    usage = BODY.decode(fields["usage"]) if "usage" in fields else {}
+    return read_number(usage.get("completion_tokens")) or 0
+
+
+def _merge_usage(usage: msgspec.Raw, prefill: PrefillResult) -> msgspec.Raw:
+    """The P engine's cache counts, null where it tells none: the D engine counts all that it was handed as cached."""
+    counts = {b"cached_tokens": prefill.cached_tokens, b"created_cache_tokens": prefill.created_cache_tokens}
+
+    def put(found: re.Match[bytes]) -> bytes:
+        count = counts[found[2]]
+        return found[1] + (_NULL if count is None else b"%d" % count)
+
+    return msgspec.Raw(_CACHE_COUNT.sub(put, bytes(usage)))
+
+
+def _busy_s(timing: _Timing | None) -> float:
+    if timing is None or timing.time_to_first_token_ms is None:
+        return 0.0
+    return max(0.0, (timing.queue_time_ms or 0.0) + timing.time_to_first_token_ms) / 1000
+
+
+def _told(**fields: msgspec.Raw) -> Body:
+    return {name: raw for name, raw in fields.items() if bytes(memoryview(raw)[:5]) not in (b"", _NULL)}
+
+
+def _value(raw: msgspec.Raw) -> bytes | None:
+    value = bytes(raw)
+    return None if value in (b"", _NULL) else value

@@ -1,0 +1,122 @@
+"""One request to one engine: bytes of its reply in, events for the flow out.
+
+`exchange.py` makes one per `SendLeg` and hands it to the HTTP client as the listener of its call. A reply that is no
+stream is collected whole; of a stream the first line is held back until it is whole, the rest goes straight to the
+client.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from router.core.commands import SendLeg
+from router.core.events import HandoffExpired, LegAnswered, LegFailed, LegStreaming, StreamEnded
+from router.core.table import LegFailure
+from router.io.http1.client import Call
+
+if TYPE_CHECKING:
+    from router.io.exchange import Exchange
+
+_EVENT_STREAM = b"text/event-stream"
+_LONGEST_LINE = 1024 * 1024
+"""Of a stream's first line: what sends more than that without a line end is no event stream."""
+
+
+class Leg:
+    """See the module text."""
+
+    __slots__ = ("_content_type", "_exchange", "_held", "_mode", "_parts", "_status", "accepted", "call", "command")
+
+    def __init__(self, command: SendLeg, exchange: Exchange) -> None:
+        self.command = command
+        self.call: Call | None = None
+        self.accepted = False
+        """The engine has answered: it has the request."""
+        self._exchange = exchange
+        self._mode: Literal["whole", "first_line", "relaying", "parked", "over"] = "whole"
+        self._status = 0
+        self._content_type = b""
+        self._parts: list[bytes] = []
+        self._held = b""
+
+    @property
+    def over(self) -> bool:
+        return self._mode == "over"
+
+    # -- what the HTTP client tells ------------------------------------------------------------------------
+
+    def head(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self.accepted = True
+        self._status = status
+        self._content_type = headers.get(b"content-type", b"application/octet-stream")
+        if self._mode == "whole" and status == 200 and self._content_type.startswith(_EVENT_STREAM):
+            self._mode = "first_line"
+
+    def data(self, chunk: bytes) -> None:
+        mode = self._mode
+        if mode == "relaying":
+            self._exchange.relay(chunk)
+        elif mode == "whole":
+            self._parts.append(chunk)
+        elif mode == "first_line":
+            self._held += chunk
+            if b"\n" in self._held:
+                # Before the event: carrying it out starts the relay.
+                head, self._held, self._mode = self._held, b"", "relaying"
+                streaming = LegStreaming(
+                    leg=self.command.leg, head=head, content_type=self._content_type.decode("latin-1")
+                )
+                self._exchange.feed(streaming)
+            elif len(self._held) > _LONGEST_LINE:
+                self.close()
+                self._fail("broken", f"the stream's first line is longer than {_LONGEST_LINE} bytes")
+
+    def ended(self) -> None:
+        mode, self._mode = self._mode, "over"
+        if mode in ("relaying", "parked"):
+            self._exchange.leg_over(StreamEnded(leg=self.command.leg))
+        elif mode == "whole":
+            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+            content_type = self._content_type.decode("latin-1")
+            self._exchange.leg_over(
+                LegAnswered(leg=self.command.leg, status=self._status, body=body, content_type=content_type)
+            )
+        elif mode == "first_line":
+            self._fail("broken", "the stream ended before its first line")
+
+    def failed(self, failure: Literal["unreachable", "broken", "late"], detail: str) -> None:
+        if self._mode == "over":
+            return
+        if failure == "late":
+            self._mode = "over"
+            self._exchange.leg_over(HandoffExpired(leg=self.command.leg))
+        else:
+            self._fail(failure, detail)
+
+    # -- what the exchange and the fleet ask ---------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the connection if the reply is not over; the engine sees its client leave."""
+        self._mode = "over"
+        if self.call is not None:
+            self.call.close()
+
+    def park(self) -> None:
+        """Nobody reads the reply any more; let it come and forget it."""
+        self._mode = "parked"
+        self._parts.clear()
+        self._held = b""
+        if self.call is not None:
+            self.call.resume()
+
+    def lose(self, *, silent: bool) -> None:
+        """Its replica was taken out of use: end it as one that can't be reached, unless it is a stream that still
+        flows."""
+        if self._mode == "over" or (self._mode in ("relaying", "parked") and not silent):
+            return
+        self.close()
+        self._fail("unreachable", "it was taken out of use")
+
+    def _fail(self, failure: LegFailure, detail: str) -> None:
+        self._mode = "over"
+        self._exchange.leg_over(LegFailed(leg=self.command.leg, failure=failure, detail=detail))

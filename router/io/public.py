@@ -1,0 +1,251 @@
+"""The public port: OpenAI routes, vLLM's token route, health, metrics, sessions.
+
+Requests for engines go through `exchange.py`; what is answered here needs one look at the dispatcher, or one question
+to an engine. `main.py` gives `PublicPort.serve` to the HTTP server as its application.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+
+import msgspec
+
+from router.core.events import Arrived
+from router.core.replies import Reply, error_reply, json_reply
+from router.core.split import ROUTE_OF_PATH
+from router.io.exchange import Exchange, ExchangeTools, RequestFacts
+from router.io.http1.message import Request
+from router.io.http1.server import Exchange as Watcher
+from router.io.http1.server import Responder
+from router.io.metrics import CONTENT_TYPE
+from router.io.overview import Overview
+from router.io.upstream import EngineReply
+from router.settings import RouterSettings
+
+_log = logging.getLogger(__name__)
+
+OTHER_ROUTE = "other"
+"""The route label of all paths that don't exist here."""
+CLIENT_GONE = 499
+MIN_VERSION_HEADER = b"x-headrace-min-version"
+_FORWARDED = (b"traceparent", b"tracestate")
+"""Client headers that engines get too. Credentials and ids stay here."""
+
+_Whole = Callable[[Request], Reply | Coroutine[None, None, Reply]]
+
+
+class _FinishSession(msgspec.Struct):
+    session_id: str | int
+
+
+class _AbortRequests(msgspec.Struct, forbid_unknown_fields=True):
+    request_ids: list[str] = []
+    request_id: str | None = None
+
+
+@dataclass(slots=True)
+class _Counted:
+    """The reply of one request on its way to the client: noticed for the metrics when it is over."""
+
+    responder: Responder
+    port: PublicPort
+    route: str
+    started: float
+    status: int = 0
+
+    def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self.responder.reply(status, headers, body)
+        self._done(status)
+
+    def start(self, status: int, headers: list[tuple[str, str]]) -> None:
+        self.status = status
+        self.responder.start(status, headers)
+
+    def write(self, data: bytes) -> None:
+        self.responder.write(data)
+
+    def end(self) -> None:
+        self.responder.end()
+        self._done(self.status)
+
+    @property
+    def writable(self) -> bool:
+        return self.responder.writable
+
+    def gone(self) -> None:
+        self._done(CLIENT_GONE)
+
+    def _done(self, status: int) -> None:
+        self.port.metrics.request_done(self.route, status, time.monotonic() - self.started)
+
+
+class PublicPort:
+    """See the module text."""
+
+    def __init__(self, settings: RouterSettings, tools: ExchangeTools, overview: Overview) -> None:
+        self.metrics = tools.metrics
+        self._overview = overview
+        self._numbers = tools.numbers
+        self._settings = settings
+        self._tools = tools
+        self._session_headers = tuple(name.lower().encode("latin-1") for name in settings.session_headers)
+        # Unique among all routers that ever talked to these engines: engines remember ids after the reply.
+        self._key_prefix = f"hr-{secrets.token_hex(8)}"
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._whole: dict[tuple[str, str], _Whole] = {
+            ("GET", "/v1/models"): self._ask_any,
+            ("POST", "/tokenize"): self._ask_any,
+            ("POST", "/detokenize"): self._ask_any,
+            ("GET", "/health"): lambda _request: json_reply({"status": "alive"}),
+            ("GET", "/ready"): self._ready,
+            ("GET", "/metrics"): self._metrics,
+            ("POST", "/finish_session"): self._finish_session,
+            ("POST", "/abort_requests"): self._abort_requests,
+        }
+
+    def serve(self, request: Request, responder: Responder) -> Watcher | None:
+        """The application of the HTTP server."""
+        started = time.monotonic()
+        if request.method == "HEAD":
+            # The responder leaves out the body.
+            request = replace(request, method="GET")
+        route = ROUTE_OF_PATH.get(request.path)
+        if route is not None and request.method == "POST":
+            return self._generate(request, responder, started)
+        answer = self._whole.get((request.method, request.path))
+        counted = _Counted(responder, self, request.path if answer is not None else OTHER_ROUTE, started)
+        reply = answer(request) if answer is not None else not_found(request.method, request.path)
+        if isinstance(reply, Reply):
+            counted.reply(reply.status, [("Content-Type", reply.content_type), *reply.headers], reply.body)
+            return None
+        return _Awaited(self._keep(self._await_reply(reply, counted)), counted)
+
+    def refused(self, status: int, _message: str) -> None:
+        """The HTTP server has answered by itself."""
+        self.metrics.request_done(OTHER_ROUTE, status, 0.0)
+
+    def _generate(self, request: Request, responder: Responder, started: float) -> Watcher:
+        number, headers, path = next(self._numbers), request.headers, request.path
+        asked_id, min_version = headers.get(b"x-request-id"), headers.get(MIN_VERSION_HEADER)
+        facts = RequestFacts(
+            number=number,
+            key=f"{self._key_prefix}-{number}",
+            path=path,
+            asked_id=asked_id.decode("latin-1") if asked_id else None,
+            forwarded=b"".join([b"%b: %b\r\n" % (each, headers[each]) for each in _FORWARDED if each in headers]),
+            min_version=min_version.decode("latin-1") if min_version else None,
+        )
+        counted = _Counted(responder, self, path, started)
+        exchange = Exchange(counted, facts, self._tools, started)
+        session = next((headers[name] for name in self._session_headers if headers.get(name)), None)
+        exchange.feed(
+            Arrived(
+                number=number,
+                route=ROUTE_OF_PATH[path],
+                path=path,
+                body=request.body,
+                session_header=session.decode("latin-1") if session is not None else None,
+                min_version=facts.min_version,
+                request_key=facts.key,
+            )
+        )
+        return _Watched(exchange, counted)
+
+    # -- whole replies -------------------------------------------------------------------------------------
+
+    async def _ready(self, _request: Request) -> Reply:
+        reason = await self._overview.not_ready_reason()
+        return json_reply({"status": "ready"}) if reason is None else error_reply(503, reason)
+
+    async def _metrics(self, _request: Request) -> Reply:
+        return Reply(status=200, body=await self._overview.metrics(), content_type=CONTENT_TYPE)
+
+    async def _finish_session(self, request: Request) -> Reply:
+        try:
+            asked: _FinishSession = msgspec.json.decode(request.body, type=_FinishSession)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return error_reply(400, f"the body is not a session to finish: {error}", "session_id")
+        session_id = str(asked.session_id)
+        await self._overview.finish_session(session_id)
+        return json_reply({"session_id": session_id, "finished": True})
+
+    async def _abort_requests(self, request: Request) -> Reply:
+        """End requests by the ids that their clients gave them."""
+        try:
+            asked: _AbortRequests = msgspec.json.decode(request.body, type=_AbortRequests)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return error_reply(400, f"the body does not name requests to abort: {error}", "request_ids")
+        ids = [*asked.request_ids, *([asked.request_id] if asked.request_id is not None else [])]
+        if not ids:
+            return error_reply(400, "request_ids must name at least one request", "request_ids")
+        unknown = [each for each in ids if not await self._overview.abort(each)]
+        if unknown:
+            return error_reply(404, f"no open request has the id {', '.join(map(repr, unknown))}", "request_ids")
+        return json_reply({"aborted": ids})
+
+    async def _ask_any(self, request: Request) -> Reply:
+        """Pass a request that generates nothing to a usable engine, to the next one where it fails."""
+        url_end = request.path + (f"?{request.query}" if request.query else "")
+        for url in await self._overview.usable_urls():
+            reply = await self._tools.upstream.ask(
+                request.method, url + url_end, self._settings.probe_timeout_s, body=request.body
+            )
+            if isinstance(reply, EngineReply) and reply.status < 500:
+                content_type = reply.headers.get(b"content-type", b"application/octet-stream").decode("latin-1")
+                return Reply(status=reply.status, body=reply.body, content_type=content_type)
+        reason = await self._overview.not_ready_reason()
+        return error_reply(503, f"no usable engine answered {request.path}" + (f": {reason}" if reason else ""))
+
+    async def _await_reply(self, reply: Coroutine[None, None, Reply], counted: _Counted) -> None:
+        try:
+            made = await reply
+        except Exception:
+            _log.exception("%s failed", counted.route)
+            made = error_reply(500, "the router failed on this request; its log has the reason")
+        counted.reply(made.status, [("Content-Type", made.content_type), *made.headers], made.body)
+
+    def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = self._tools.loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def not_found(method: str, path: str) -> Reply:
+    """What answers every path and method that has no route."""
+    return error_reply(404, f"no route {method} {path}")
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What the HTTP server tells about the client of an exchange."""
+
+    exchange: Exchange
+    counted: _Counted
+
+    def client_gone(self) -> None:
+        self.counted.gone()
+        self.exchange.client_gone()
+
+    def client_writable(self, writable: bool) -> None:
+        self.exchange.client_writable(writable)
+
+
+@dataclass(slots=True)
+class _Awaited:
+    """The same for a reply that a task makes."""
+
+    task: asyncio.Task[None]
+    counted: _Counted
+
+    def client_gone(self) -> None:
+        self.counted.gone()
+        self.task.cancel()
+
+    def client_writable(self, writable: bool) -> None:
+        """Whole replies are small."""

@@ -1,0 +1,144 @@
+"""The requests that this process serves, and what is done to all of them at once.
+
+Exchanges enter themselves through their desk; `admin.py` (with several workers: through `crew.py`) has running requests
+ended, waits until engines have confirmed what was sent to them, and closes what had to stay open while the gate was
+frozen.
+
+A leg is **accepted** when its engine has begun to answer, when the engine's fence lists its request id, or (an engine
+without a fence says nothing) when the kernel has taken its last byte. It has **ended** when the router has closed it
+and the fence no longer lists it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from router.core.asks import Grant, Refusal
+from router.core.events import Interrupted, Thawed
+from router.core.fleet import ReplicaLost
+from router.core.gate import Gate, GateState
+from router.io.leg import Leg
+from router.io.upstream import EngineReply, Upstream
+
+if TYPE_CHECKING:
+    from router.io.exchange import Exchange
+
+_LOOK_EVERY_S = 0.02
+_FENCE_TIMEOUT_S = 5.0
+_NO_FENCE = 404
+
+HowInterrupted = Literal["abort", "readmit", "keep", "asked"]
+
+
+class RunningLeg(msgspec.Struct, frozen=True):
+    """A leg that an engine works on."""
+
+    request_id: str
+    url: str
+
+
+class _FenceState(msgspec.Struct):
+    open_requests: list[str]
+
+
+class Serving:
+    """See the module text."""
+
+    def __init__(self, gate: Gate, upstream: Upstream) -> None:
+        self.open: dict[int, Exchange] = {}
+        """Requests that have asked for a replica and have not left, by number."""
+        self.gate = gate
+        self._upstream = upstream
+        self._parked: list[Exchange] = []
+
+    # -- for the desk --------------------------------------------------------------------------------------
+
+    def decided(self, number: int, answer: Grant | Refusal) -> bool:
+        """Tell a request that waited in line; False if it has left meanwhile."""
+        exchange = self.open.get(number)
+        if exchange is None:
+            return False
+        exchange.decided(answer)
+        return True
+
+    def park(self, exchange: Exchange) -> None:
+        """A leg that is closed when the gate is no longer frozen."""
+        self._parked.append(exchange)
+
+    # -- for those who change what is around ---------------------------------------------------------------
+
+    def end_legs(self, lost: ReplicaLost) -> None:
+        """A replica is gone: its legs end, and their flows go on at once."""
+        if self.gate.may_close:
+            self._upstream.end_legs(lost)
+
+    async def gate_moved(self, state: GateState) -> None:
+        self.gate_moved_to(state)
+
+    def gate_moved_to(self, state: GateState) -> None:
+        """Take the gate's new state, and close what had to stay open."""
+        self.gate.set(state)
+        if self.gate.may_close:
+            parked, self._parked = self._parked, []
+            for exchange in parked:
+                # Some have ended by themselves meanwhile.
+                if exchange.facts.number in self.open:
+                    exchange.feed(Thawed())
+
+    async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> int:
+        """Tell the open requests, or those with this id, that they must not go on as they are; how many were told."""
+        told = [each for each in self.open.values() if request_id is None or each.client_request_id == request_id]
+        for exchange in told:
+            exchange.feed(Interrupted(how))
+        return len(told)
+
+    async def running(self) -> list[RunningLeg]:
+        return [RunningLeg(leg.command.request_id, leg.command.url) for leg in self._upstream.legs()]
+
+    async def settle(self, timeout_s: float) -> list[str]:
+        """Wait until every leg is accepted or over; the request ids of those that are not in time."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            unsettled = [leg for leg in self._upstream.legs() if not leg.accepted]
+            await self._ask_fences(unsettled)
+            unsettled = [leg for leg in unsettled if not leg.accepted and not leg.over]
+            if not unsettled or time.monotonic() >= deadline:
+                return [leg.command.request_id for leg in unsettled]
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]:
+        """Wait until these legs are over, at their engines too; the request ids of those that are not in time."""
+        deadline = time.monotonic() + timeout_s
+        asked_for = {leg.request_id for leg in legs}
+        while True:
+            left = sorted(asked_for.intersection(leg.request_id for leg in await self.running()))
+            if not left:
+                listed = {each for url in {leg.url for leg in legs} for each in await self._listed(url) or ()}
+                left = sorted(asked_for & listed)
+            if not left or time.monotonic() >= deadline:
+                return left
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    async def _ask_fences(self, legs: list[Leg]) -> None:
+        for url in {leg.command.url for leg in legs}:
+            listed = await self._listed(url)
+            for leg in [each for each in legs if each.command.url == url]:
+                sent = leg.call is not None and leg.call.sent
+                leg.accepted = leg.accepted or (sent if listed is None else leg.command.request_id in listed)
+
+    async def _listed(self, url: str) -> frozenset[str] | None:
+        """The request ids that an engine's fence has let in and that have not ended; None: it has no fence."""
+        reply = await self._upstream.ask("GET", f"{url}/fence", _FENCE_TIMEOUT_S)
+        if not isinstance(reply, EngineReply):
+            return frozenset()
+        if reply.status == _NO_FENCE:
+            return None
+        try:
+            state: _FenceState = msgspec.json.decode(reply.body, type=_FenceState)
+        except msgspec.MsgspecError:
+            return frozenset()
+        return frozenset(state.open_requests)

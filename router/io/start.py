@@ -1,0 +1,105 @@
+"""What every router process does at its start: settings, token, the parts that exchanges share.
+
+`main.py` and `worker.py` begin here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from router.core.epochs import Salter
+from router.core.gate import Gate
+from router.core.retry import RetryBudget
+from router.core.rules import FlowRules, FlowTools
+from router.io.desk import ExchangeDesk
+from router.io.exchange import ExchangeTools
+from router.io.http1.message import Limits as HttpLimits
+from router.io.metrics import Metrics
+from router.io.upstream import Upstream
+from router.settings import TOKEN_FILE_VARIABLE, RouterSettings
+
+
+class StartError(Exception):
+    """The router can't start; the message says what to mend."""
+
+
+def load_settings(path: Path) -> RouterSettings:
+    try:
+        return RouterSettings.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise StartError(f"--config {path}: {error.strerror}") from error
+    except ValidationError as error:
+        raise StartError(f"--config {path}: {error}") from error
+
+
+def load_token(environment: Mapping[str, str]) -> str:
+    name = environment.get(TOKEN_FILE_VARIABLE)
+    if not name:
+        raise StartError(f"{TOKEN_FILE_VARIABLE} must name the file with the internal port's token")
+    try:
+        token = Path(name).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise StartError(f"{TOKEN_FILE_VARIABLE}={name}: {error}") from error
+    if not token:
+        raise StartError(f"{TOKEN_FILE_VARIABLE}={name}: the file is empty")
+    return token
+
+
+def exchange_tools(
+    settings: RouterSettings,
+    desk: ExchangeDesk,
+    gate: Gate,
+    upstream: Upstream,
+    counted: Metrics,
+    numbers: Iterator[int],
+    token: str,
+) -> ExchangeTools:
+    """What the exchanges of a process share."""
+    rules = FlowRules(
+        retries=settings.retries,
+        retry_backoff_s=settings.retry_backoff_s,
+        request_timeout_s=settings.request_timeout_s,
+        leg_timeout_s=settings.leg_timeout_s,
+        handoff_lifetime_s=settings.handoff_lease_s - settings.handoff_margin_s,
+        session_fields=settings.session_fields,
+        max_samples=settings.max_samples,
+    )
+    flow = FlowTools(
+        gate=gate,
+        salter=Salter(token.encode()),
+        budget=RetryBudget.full(per_request=settings.retry_budget, most=settings.retry_burst),
+        rules=rules,
+    )
+    return ExchangeTools(
+        desk=desk,
+        upstream=upstream,
+        metrics=counted,
+        flow=flow,
+        loop=asyncio.get_running_loop(),
+        numbers=numbers,
+        tell_bytes_every_s=(settings.probe_interval_s + settings.probe_timeout_s) / 8,
+    )
+
+
+def http_limits(settings: RouterSettings) -> HttpLimits:
+    return HttpLimits(
+        max_body_bytes=settings.max_body_bytes,
+        max_header_bytes=settings.max_header_bytes,
+        header_timeout_s=settings.header_timeout_s,
+        body_timeout_s=settings.body_timeout_s,
+        idle_timeout_s=settings.idle_timeout_s,
+    )
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed: the same behaviour for less CPU."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    factory: Callable[[], asyncio.AbstractEventLoop] = importlib.import_module("uvloop").new_event_loop
+    return factory
