@@ -35,7 +35,15 @@ from router.io.overview import LocalOverview
 from router.io.poller import Poller
 from router.io.public import PublicPort
 from router.io.serving import Serving
-from router.io.start import StartError, exchange_tools, http_limits, load_settings, load_token, loop_factory
+from router.io.start import (
+    StartError,
+    exchange_tools,
+    http_limits,
+    load_settings,
+    load_token,
+    loop_factory,
+    tune_memory,
+)
 from router.io.upstream import Upstream
 from router.settings import RouterSettings
 
@@ -138,6 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         settings, token = load_settings(arguments.config), load_token(os.environ)
+        tune_memory()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, token))
     except StartError as error:

@@ -20,7 +20,7 @@ def overview(job: str) -> dict[str, object]:
         Row(title="Job", panels=(_replicas(series), _gate(series), *_requests(series), *_latency(series))),
         Row(title="Engines", panels=(*_engine_load(series), *_engine_caches(series))),
         Row(title="Pool", panels=(*_pool_content(series), *_pool_traffic(series))),
-        Row(title="Router", panels=(*_router_load(series), *_router_outcomes(series))),
+        Row(title="Router", panels=(*_router_load(series), *_router_line(series), *_router_outcomes(series))),
     )
     return dashboard("headrace/overview", job, f"Headrace: {job}", rows, REFRESH_S)
 
@@ -273,6 +273,47 @@ def _router_load(series: JobSeries) -> tuple[Graph, ...]:
     )
 
 
+def _router_line(series: JobSeries) -> tuple[Graph, ...]:
+    return (
+        Graph(
+            title="Requests served and waiting",
+            description="Being served: given a leg and not over. Waiting: in line, because the gate is closed, no replica "
+            "has room, or the weight version asked for is not there yet.",
+            unit="short",
+            queries=(
+                Query(expression=f"sum({series.gauge('headrace_router_requests_admitted')})", legend="being served"),
+                Query(expression=f"sum({series.gauge('headrace_router_requests_waiting')})", legend="waiting"),
+            ),
+            columns=8,
+        ),
+        Graph(
+            title="Why legs go where they go",
+            description="pinned: where the session was. new: its first. moved: elsewhere, because waiting cost more, or the "
+            "replica had no room, failed or is gone. unpinned: the policy keeps no sessions.",
+            unit="suffix: /s",
+            queries=(
+                Query(
+                    expression=f"sum by (role, reason) ({series.rate('headrace_router_choices_total')})",
+                    legend="{{role}} {{reason}}",
+                ),
+            ),
+            columns=8,
+        ),
+        Graph(
+            title="Weight epoch",
+            description="The epoch that each replica has confirmed; -1: none, and nothing is sent there.",
+            unit="short",
+            queries=(
+                Query(
+                    expression=f"max by (replica) ({series.gauge('headrace_router_replica_epoch')})",
+                    legend="{{replica}}",
+                ),
+            ),
+            columns=8,
+        ),
+    )
+
+
 def _router_outcomes(series: JobSeries) -> tuple[Graph, ...]:
     total = f"sum({series.rate('headrace_router_requests_total')})"
     handoffs = f"sum by (outcome) ({series.rate('headrace_router_handoffs_total')})"
@@ -298,11 +339,13 @@ def _router_outcomes(series: JobSeries) -> tuple[Graph, ...]:
         ),
         Graph(
             title="Retries and lost clients",
-            description="Further attempts after a failed one, and requests whose client left before the end.",
+            description="Further attempts after a failed one, requests whose client left before the end, "
+            "and requests put back in line for an update.",
             unit="suffix: /s",
             queries=(
                 Query(expression=f"sum({series.rate('headrace_router_retries_total')})", legend="retries"),
                 Query(expression=f"sum({series.rate('headrace_router_client_gone_total')})", legend="clients gone"),
+                Query(expression=f"sum({series.rate('headrace_router_readmitted_total')})", legend="put back in line"),
             ),
             columns=8,
         ),

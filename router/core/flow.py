@@ -6,9 +6,8 @@ the dispatcher's answer; the bodies are `split.py`'s.
     new --> asking --Granted--> prefill --P reply--> asking_second --Granted--> decode --first line--> relaying --> done
               ^                                                                   |  \\--whole reply--> done
               +------------------------ resting, a fresh attempt -----------------+
-A fleet of colocated replicas has one leg, which lives in the state "decode". At most one leg is alive, so a
-request never has two live copies. While the gate is frozen a leg that nobody waits for any more is not closed but
-"parked".
+A fleet of colocated replicas has one leg, which lives in the state "decode". At most one leg is alive, so a request
+never has two live copies. While the gate is frozen a leg that nobody waits for any more is "parked", not closed.
 
 Rules that are easy to undo by accident:
 - **A handoff that is too old** (see `legs.py`) is renewed by a fresh attempt; when the attempts are used up the D leg
@@ -313,29 +312,30 @@ class Flow:
 
     def _client_gone(self, _event: ClientGone, now: float) -> list[Command]:
         stopped = self.legs.stop("cancelled", now, may_close=self._gate.may_close)
-        return [CountClientGone(), *stopped, *self.legs.drop_handoff(), *self._left()]
+        return [CountClientGone(), *stopped, *self._left()]
 
     def _interrupted(self, event: Interrupted, now: float) -> list[Command]:
         """Someone other than the client ends the request, or has it run again under the next weights."""
         if event.how == "asked":
             return self._stop(_ABORTED_STATUS, _ASKED_TO_END, now)
-        if event.how == "keep" or self.legs.live is None:
-            return []  # nothing of it is at an engine: the line holds it
+        if event.how == "keep":
+            self.legs.making.kept |= self.legs.live is not None
+            return []
+        if self.legs.live is None and self.state != "asking_second":
+            return []  # nothing is made of it yet: the line holds it
         if event.how == "readmit" and self.state != "relaying":
             self._attempts -= 1  # an update is nobody's failure
-            return [*self.legs.close("cancelled", now), CountReadmitted(), *self._start_attempt()]
+            return [*self.legs.stop("cancelled", now, may_close=True), CountReadmitted(), *self._start_attempt()]
         return self._stop(503, _INTERRUPTED, now)
 
     def _stop(self, status: int, message: str, now: float) -> list[Command]:
         """End the request with an error, wherever it is."""
-        leg, relaying = self.legs.live, self.state == "relaying"
-        late = status == 504
+        leg, relaying, late = self.legs.live, self.state == "relaying", status == 504
         blamed = late and leg is not None and now - leg.sent_at >= self._rules.request_timeout_s / 2
         ended = self.legs.stop("timeout" if late else "cancelled", now, may_close=self._gate.may_close, blamed=blamed)
-        last: Command = EndRelay(last=error_event(status, message))
-        if not relaying:
-            last = Answer(reply=self._with_headers(error_reply(status, message)))
-        return [*ended, *self.legs.drop_handoff(), last, *self._left()]
+        if relaying:
+            return [*ended, EndRelay(last=error_event(status, message)), *self._left()]
+        return [*ended, Answer(reply=self._with_headers(error_reply(status, message))), *self._left()]
 
     def _unparked(self, event: Event, now: float) -> list[Command]:
         """What was left running while the gate was frozen is over, or may be closed now."""

@@ -7,11 +7,16 @@ ran in one epoch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import msgspec
 
-from router.core.asks import Grant
+from router.core.asks import Grant, Reason
+from router.settings import EngineRole
+
+_Used = tuple[EngineRole, str, Reason, int, str]
+"""Of a grant: role, replica, reason, epoch, version."""
 
 
 class _Label(msgspec.Struct, kw_only=True):
@@ -23,61 +28,78 @@ class _Label(msgspec.Struct, kw_only=True):
 
 
 class Making:
-    """The legs of the present attempt, and of those whose tokens the client already has."""
+    """The legs of the present attempt, and the epochs of those whose tokens the client already has."""
 
-    __slots__ = ("_delivered", "_reasons", "_served_by", "_versions")
+    __slots__ = ("_delivered", "_used", "kept")
 
     def __init__(self) -> None:
-        self._served_by: dict[str, str] = {}
-        self._reasons: dict[str, str] = {}
-        self._versions: dict[int, str] = {}
-        self._delivered: dict[int, str] = {}
+        self.kept = False
+        """A leg of it went on while weights were replaced under it."""
+        self._used: tuple[_Used, ...] = ()
+        self._delivered: tuple[_Used, ...] = ()
 
     def begin_attempt(self) -> None:
-        self._served_by, self._reasons = {}, {}
-        self._versions = dict(self._delivered)
+        self._used = ()
 
     def add(self, grant: Grant) -> None:
-        for part in ("prefill", "decode") if grant.role == "colocated" else (grant.role,):
-            self._served_by[part] = grant.replica
-            self._reasons[part] = grant.reason
-        self._versions[grant.epoch] = grant.version
-
-    def replace(self, epoch: int, version: str) -> None:
-        """The running leg goes on under other weights."""
-        self._versions[epoch] = version
+        self._used += ((grant.role, grant.replica, grant.reason, grant.epoch, grant.version),)
 
     def delivered(self) -> None:
         """The client has tokens of this attempt: its versions are part of the reply whatever comes."""
-        self._delivered = dict(self._versions)
+        self._delivered += self._used
 
     def headers(self) -> tuple[tuple[str, str], ...]:
-        if not self._versions:
-            return ()
-        replicas = [(f"x-headrace-{part}", name) for part, name in self._served_by.items()]
-        return (
-            *replicas,
-            ("x-headrace-choice", ", ".join(f"{part}={why}" for part, why in self._reasons.items())),
-            ("x-headrace-epoch", ", ".join(map(str, self._versions))),
-            ("x-headrace-weight-version", ", ".join(map(_plain, self._versions.values()))),
-        )
+        return _headers(self._used, self._delivered, self.kept) if self._used or self._delivered else ()
 
     def label(self) -> bytes:
         return joined_label([self])
 
+    def versions(self) -> dict[int, str]:
+        """Version by epoch, of all that the reply is made from."""
+        return _versions((*self._delivered, *self._used))
+
+    def replicas(self) -> dict[str, str]:
+        """Who made which part."""
+        return {part: replica for part, replica, _ in _parts(self._used)}
+
 
 def joined_label(makings: Sequence[Making]) -> bytes:
     """The label of a reply that is made from several: the replicas of the first, the versions of all."""
-    versions = {epoch: version for making in makings for epoch, version in making._versions.items()}
-    served_by = makings[0]._served_by
+    versions = {epoch: version for making in makings for epoch, version in making.versions().items()}
+    replicas = makings[0].replicas()
     label = _Label(
-        prefill=served_by.get("prefill"),
-        decode=served_by.get("decode"),
+        prefill=replicas.get("prefill"),
+        decode=replicas.get("decode"),
         epochs=list(versions),
         weight_versions=list(versions.values()),
-        single_version=len(versions) == 1,
+        single_version=len(versions) == 1 and not any(making.kept for making in makings),
     )
     return msgspec.json.encode(label)
+
+
+@lru_cache(maxsize=4096)
+def _headers(used: tuple[_Used, ...], delivered: tuple[_Used, ...], kept: bool) -> tuple[tuple[str, str], ...]:
+    parts, versions = _parts(used), _versions((*delivered, *used))
+    return (
+        *((f"x-headrace-{part}", replica) for part, replica, _ in parts),
+        ("x-headrace-choice", ", ".join(f"{part}={reason}" for part, _, reason in parts)),
+        ("x-headrace-epoch", ", ".join(map(str, versions))),
+        ("x-headrace-weight-version", ", ".join(map(_plain, versions.values()))),
+        ("x-headrace-single-version", "true" if len(versions) == 1 and not kept else "false"),
+    )
+
+
+def _parts(used: Iterable[_Used]) -> list[tuple[str, str, str]]:
+    """(part, replica, reason), the last leg of each part."""
+    found: dict[str, tuple[str, str]] = {}
+    for role, replica, reason, _, _ in used:
+        for part in ("prefill", "decode") if role == "colocated" else (role,):
+            found[part] = (replica, reason)
+    return [(part, replica, reason) for part, (replica, reason) in found.items()]
+
+
+def _versions(used: Iterable[_Used]) -> dict[int, str]:
+    return {epoch: version for _, _, _, epoch, version in used}
 
 
 def _plain(version: str) -> str:

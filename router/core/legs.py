@@ -12,7 +12,7 @@ sends nothing and says `HandoffExpired`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from router.core.asks import Grant, LegEnd, LegOutcome
 from router.core.commands import CancelLeg, Command, CountChoice, CountHandoff, CountLeg, EndLeg, ParkLeg, SendLeg
@@ -22,8 +22,7 @@ from router.core.rules import FlowTools
 from router.core.split import ClientBody, PrefillResult, decode_body, prefill_body, single_body
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
+class Leg(msgspec.Struct, frozen=True):
     """A leg that an engine has."""
 
     number: int
@@ -31,8 +30,7 @@ class Leg:
     sent_at: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Handoff:
+class _Handoff(msgspec.Struct, frozen=True):
     text: bytes
     send_by: float
 
@@ -77,15 +75,10 @@ class Legs:
     # -- sending -------------------------------------------------------------------------------------------
 
     def send_first(self, grant: Grant, now: float) -> list[Command]:
-        """The P leg; the only leg of a colocated replica, or of a decode replica that needs no P leg."""
+        """The P leg; the only leg of a colocated replica, or of a decode replica that runs the prompt itself."""
         salt = self._salter.salt(grant.epoch, self._body.cache_salt)
-        if grant.role == "prefill":
-            body = prefill_body(self._body, salt=salt)
-        elif grant.role == "decode":
-            body = decode_body(self._body, None, salt=salt)
-        else:
-            body = single_body(self._body, salt=salt)
-        return self._send(grant, body, None, now)
+        make = prefill_body if grant.role == "prefill" else single_body
+        return self._send(grant, make(self._body, salt=salt), None, now)
 
     def send_second(self, grant: Grant, now: float) -> list[Command] | None:
         """The D leg, with the handoff if there is one; None if that has become too old."""
@@ -170,9 +163,10 @@ class Legs:
         return [CancelLeg(leg=self.live_leg().number), *self.end(outcome, now, blamed=blamed)]
 
     def stop(self, outcome: LegOutcome, now: float, *, may_close: bool, blamed: bool = False) -> list[Command]:
-        """Nobody waits for the live leg any more, if there is one: close it, or park it where nothing may be closed."""
+        """Nobody waits for what is made of the request any more: a live leg is closed, or parked where nothing may be
+        closed; a handoff stays unused."""
         if self.live is None:
-            return []
+            return self.drop_handoff()
         if may_close:
             return self.close(outcome, now, blamed=blamed)
         return [ParkLeg(leg=self.live.number)]

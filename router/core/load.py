@@ -6,7 +6,7 @@ they surface: a change costs O(log n), and so does a choice.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 from router.core.table import Member
 
@@ -44,17 +44,23 @@ class LoadIndex:
 
     def touch(self, member: Member) -> None:
         """Something about a member's load or room has changed."""
+        heap = self._heap
         member.version += 1
         present = member.has_room
         if present != member.present:
             member.present = present
             self._in_order = None
-        if present:
-            heappush(self._heap, _entry(member))
-            if len(self._heap) > 64 + 4 * len(self._members):
-                # Void entries below the top would otherwise pile up for as long as the top stays valid.
-                self._heap = [_entry(each) for each in self._members if each.present]
-                heapify(self._heap)
+        if not present:
+            return
+        if heap and heap[0][5] is member:
+            # The one just chosen: its old entry would be the next to be dropped.
+            heapreplace(heap, _entry(member))
+            return
+        heappush(heap, _entry(member))
+        if len(heap) > 64 + 4 * len(self._members):
+            # Void entries below the top would otherwise pile up for as long as the top stays valid.
+            self._heap = [_entry(each) for each in self._members if each.present]
+            heapify(self._heap)
 
     def in_order(self) -> list[Member]:
         """The members with room in the order of their joining; the same list until one comes or goes."""

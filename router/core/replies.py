@@ -5,8 +5,6 @@ Built by `flow.py` (errors of one request) and by the shell's routes; written ou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 JSON = "application/json"
@@ -30,8 +28,7 @@ RETRY_AFTER_S = 1
 """What a client is told to wait before it asks again: the order of one health probe."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """One whole HTTP reply."""
 
     status: int

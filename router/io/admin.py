@@ -12,7 +12,7 @@ import hmac
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 import msgspec
 from aiohttp import web
@@ -47,6 +47,12 @@ class Floor(Protocol):
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]: ...
 
 
+_Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,128}\Z")]
+_Instance = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{0,64}\Z")]
+"""Both stand in headers; an instance as the engines' fence spells it."""
+_Epoch = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class _Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     update: int = 0
     attempt: int = 0
@@ -61,22 +67,22 @@ class _SetGate(_Command, kw_only=True):
 
 class _ConfirmedReplica(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     name: str
-    instance: str = ""
+    instance: _Instance = ""
 
 
 class _CommitEpoch(_Command, kw_only=True):
-    epoch: int
-    version: str
+    epoch: _Epoch
+    version: Annotated[str, msgspec.Meta(min_length=1)]
     replicas: list[_ConfirmedReplica] | None = None
     """Who holds these weights, confirmed; left out: every replica of the router."""
 
 
 class _AddReplica(_Command, kw_only=True):
-    name: str
+    name: _Name
     role: EngineRole
     url: str
-    instance: str = ""
-    epoch: int | None = None
+    instance: _Instance = ""
+    epoch: _Epoch | None = None
 
 
 class _Drain(_Command, kw_only=True):

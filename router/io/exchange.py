@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import msgspec
+
 from router.core.asks import Grant, Refusal
 from router.core.commands import (
     Answer,
@@ -50,6 +52,7 @@ from router.core.flow import Flow
 from router.core.replies import Reply
 from router.core.rules import FlowTools
 from router.core.stream import StreamMerge
+from router.io.alarms import Alarms
 from router.io.desk import ExchangeDesk
 from router.io.gathering import Gathering
 from router.io.leg import Leg
@@ -57,6 +60,8 @@ from router.io.metrics import Metrics
 from router.io.upstream import Upstream
 
 _MAX_ECHO = 256
+CLIENT_GONE = 499
+"""The status that is counted for a request whose client left."""
 
 
 class Client(Protocol):
@@ -79,14 +84,14 @@ class ExchangeTools:
     metrics: Metrics
     flow: FlowTools
     loop: asyncio.AbstractEventLoop
+    alarms: Alarms
     numbers: Iterator[int]
     """Request numbers, in the order of arrival."""
     tell_bytes_every_s: float
     """How often a stream tells that its replica is sending: well within the window in which that counts."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RequestFacts:
+class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What the shell knows about a request beside its body."""
 
     number: int
@@ -103,16 +108,20 @@ class RequestFacts:
 class Exchange:
     """See the module text."""
 
-    def __init__(self, client: Client, facts: RequestFacts, tools: ExchangeTools, arrived_at: float) -> None:
+    def __init__(
+        self, client: Client, facts: RequestFacts, tools: ExchangeTools, arrived_at: float, *, counted: bool = True
+    ) -> None:
+        """`counted`: False for one sample of a request, which is counted as a whole."""
         self.facts = facts
         self.flow = Flow(tools.flow)
         self.leg: Leg | None = None
         self._client = client
         self._tools = tools
         self._arrived_at = arrived_at
+        self._counted = counted
+        self._status = 0
         self._events: list[Event] = []
         self._busy = False
-        self._timer: asyncio.TimerHandle | None = None
         self._merge: StreamMerge | None = None
         self._deadline = 0.0
         self._seen_at = 0.0
@@ -142,11 +151,11 @@ class Exchange:
 
     def decided(self, answer: Grant | Refusal) -> None:
         """The dispatcher has answered."""
-        self._stop_timer()
+        self._tools.alarms.clear(self)
         self.feed(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
 
     def leg_over(self, event: LegAnswered | LegFailed | HandoffExpired | StreamEnded) -> None:
-        self._stop_timer()
+        self._tools.alarms.clear(self)
         leg, self.leg = self.leg, None
         if leg is not None:
             self._tools.upstream.forget(leg)
@@ -160,8 +169,11 @@ class Exchange:
         out = self._merge.feed(data)
         if out:
             self._client.write(out)
+        if self._merge.line_too_long:
+            self.leg.fail("broken", "a line of its stream goes on without end")
 
     def client_gone(self) -> None:
+        self._done(CLIENT_GONE)
         if self._gathering is not None:
             self._gathering.client_gone()
         else:
@@ -179,35 +191,59 @@ class Exchange:
                 call.pause()
 
     def time_reached(self) -> None:
-        self._timer = None
         self.feed(TimeReached())
+
+    # -- towards the client; a gathering uses them too -----------------------------------------------------
+
+    def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        self._client.reply(status, headers, body)
+        self._done(status)
+
+    def start(self, status: int, headers: list[tuple[str, str]]) -> None:
+        self._status = status
+        self._client.start(status, headers)
+
+    def write(self, data: bytes) -> None:
+        self._client.write(data)
+
+    def end(self) -> None:
+        self._client.end()
+        self._done(self._status)
+
+    @property
+    def writable(self) -> bool:
+        return self._client.writable
+
+    def _done(self, status: int) -> None:
+        if self._counted:
+            self._tools.metrics.request_done(self.facts.path, status, time.monotonic() - self._arrived_at)
 
     # -- commands ------------------------------------------------------------------------------------------
 
     def _ask(self, command: AskReplica) -> None:
         answer = self._tools.desk.ask(command.ask, self)
         if answer is None:
-            self._start_timer(command.until)
+            self._tools.alarms.set(self, command.until)
         else:
             self._events.append(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
 
     def _send(self, command: SendLeg) -> None:
         self._deadline = command.deadline
         self.leg = leg = Leg(command, self)
-        self._start_timer(command.until)
+        self._tools.alarms.set(self, command.until)
         self._tools.upstream.send(leg, self.facts.forwarded)
         if command.role != "prefill" and self.on_prefilled is not None:
             self.on_prefilled()
 
     def _cancel(self, _command: CancelLeg) -> None:
-        self._stop_timer()
+        self._tools.alarms.clear(self)
         leg, self.leg = self.leg, None
         if leg is not None:
             leg.close()
             self._tools.upstream.forget(leg)
 
     def _park(self, _command: ParkLeg) -> None:
-        self._stop_timer()
+        self._tools.alarms.clear(self)
         assert self.leg is not None, "no leg to park"
         self.leg.park()
         self._tools.desk.park(self)
@@ -216,22 +252,22 @@ class Exchange:
         self._tools.desk.end_leg(command.end)
 
     def _leave(self, command: Leave) -> None:
-        self._stop_timer()
+        self._tools.alarms.clear(self)
         self._tools.desk.leave(command.request)
 
     def _pause(self, command: Pause) -> None:
-        self._start_timer(command.until)
+        self._tools.alarms.set(self, command.until)
 
     def _answer(self, command: Answer) -> None:
         reply = command.reply
         if reply.status < 400:
             self._first_byte()
-        self._client.reply(reply.status, self._reply_headers(reply), reply.body)
+        self.reply(reply.status, self._reply_headers(reply), reply.body)
 
     def _start_relay(self, command: StartRelay) -> None:
         self._merge = command.merge
         self._tell_sending(command.replica)
-        self._start_timer(self._deadline)
+        self._tools.alarms.set(self, self._deadline)
         headers = [
             ("Content-Type", command.content_type),
             ("Cache-Control", "no-cache"),
@@ -239,7 +275,7 @@ class Exchange:
             ("x-request-id", self._echoed_id()),
         ]
         self._first_byte()
-        self._client.start(200, headers)
+        self.start(200, headers)
         if command.first:
             self._client.write(command.first)
         if not self._client.writable:
@@ -248,12 +284,10 @@ class Exchange:
     def _end_relay(self, command: EndRelay) -> None:
         if command.last:
             self._client.write(command.last)
-        self._client.end()
+        self.end()
 
     def _gather(self, command: GatherSamples) -> None:
-        self._gathering = Gathering(
-            self._client, self.facts, self._tools, command.body, command.parts, command.per_prompt
-        )
+        self._gathering = Gathering(self, self.facts, self._tools, command.body, command.parts, command.per_prompt)
         self._gathering.start_all(self.client_request_id)
 
     def _count(self, command: Count) -> None:
@@ -276,15 +310,6 @@ class Exchange:
 
     def _first_byte(self) -> None:
         self._tools.metrics.first_byte(self.facts.path, time.monotonic() - self._arrived_at)
-
-    def _start_timer(self, at: float) -> None:
-        self._stop_timer()
-        self._timer = self._tools.loop.call_later(max(0.0, at - time.monotonic()), self.time_reached)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
 
 _CARRY_OUT: dict[type[Command], Callable[[Exchange, Any], None]] = {

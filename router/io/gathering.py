@@ -11,7 +11,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from router.core.events import Arrived
+from router.core.commands import CountClientGone
+from router.core.events import Arrived, Interrupted
 from router.core.fanout import SampleStream, merge_samples
 from router.core.label import joined_label
 from router.core.replies import error_event, error_reply
@@ -82,9 +83,9 @@ class Gathering:
             self._start(first)
 
     def client_gone(self) -> None:
-        self._over = True
-        for exchange in tuple(self._exchanges.values()):
-            exchange.client_gone()
+        self._tools.metrics.count(CountClientGone())
+        self._close()
+        self._end_all()
 
     def client_writable(self, writable: bool) -> None:
         for exchange in tuple(self._exchanges.values()):
@@ -144,7 +145,7 @@ class Gathering:
             forwarded=facts.forwarded,
             min_version=facts.min_version,
         )
-        exchange = Exchange(_SampleClient(self, sample), own, self._tools, time.monotonic())
+        exchange = Exchange(_SampleClient(self, sample), own, self._tools, time.monotonic(), counted=False)
         exchange.on_prefilled = lambda: self.prefilled(sample)
         self._exchanges[sample] = exchange
         exchange.feed(
@@ -182,13 +183,16 @@ class Gathering:
     def _fail(self, status: int, headers: Headers, body: bytes) -> None:
         """One sample can't be had: neither can the request."""
         self._close()
-        for exchange in tuple(self._exchanges.values()):
-            exchange.client_gone()
+        self._end_all()
         if self._streaming:
             self.client.write(error_event(status, f"a sample failed: {body[:500].decode('utf-8', 'replace')}"))
             self.client.end()
         else:
             self.client.reply(status, headers, body)
+
+    def _end_all(self) -> None:
+        for exchange in tuple(self._exchanges.values()):
+            exchange.feed(Interrupted("asked"))
 
     def _close(self) -> None:
         self._over = True

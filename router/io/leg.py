@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from router.core.commands import SendLeg
 from router.core.events import HandoffExpired, LegAnswered, LegFailed, LegStreaming, StreamEnded
+from router.core.stream import FIRST_LINE_LIMIT
 from router.core.table import LegFailure
 from router.io.http1.client import Call
 
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
     from router.io.exchange import Exchange
 
 _EVENT_STREAM = b"text/event-stream"
-_LONGEST_LINE = 1024 * 1024
-"""Of a stream's first line: what sends more than that without a line end is no event stream."""
 
 
 class Leg:
@@ -67,9 +66,8 @@ class Leg:
                     leg=self.command.leg, head=head, content_type=self._content_type.decode("latin-1")
                 )
                 self._exchange.feed(streaming)
-            elif len(self._held) > _LONGEST_LINE:
-                self.close()
-                self._fail("broken", f"the stream's first line is longer than {_LONGEST_LINE} bytes")
+            elif len(self._held) > FIRST_LINE_LIMIT + len(self.command.body):
+                self.fail("broken", "its stream's first line goes on without end")
 
     def ended(self) -> None:
         mode, self._mode = self._mode, "over"
@@ -114,8 +112,12 @@ class Leg:
         flows."""
         if self._mode == "over" or (self._mode in ("relaying", "parked") and not silent):
             return
+        self.fail("unreachable", "it was taken out of use")
+
+    def fail(self, failure: LegFailure, detail: str) -> None:
+        """Close the connection for a reason that is the replica's."""
         self.close()
-        self._fail("unreachable", "it was taken out of use")
+        self._fail(failure, detail)
 
     def _fail(self, failure: LegFailure, detail: str) -> None:
         self._mode = "over"

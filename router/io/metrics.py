@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import get_args
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
 
 import msgspec
 from prometheus_client import CollectorRegistry, generate_latest
@@ -38,6 +38,16 @@ _FAMILIES = tuple(metric for metric in METRICS if metric.source == "router")
 
 Labels = tuple[str, ...]
 _Key = tuple[str, Labels]
+
+
+_KEYS: dict[type[Count], Callable[[Any], _Key]] = {
+    CountLeg: lambda each: ("legs_total", (each.role, each.outcome)),
+    CountChoice: lambda each: ("choices_total", (each.role, each.reason)),
+    CountHandoff: lambda each: ("handoffs_total", (each.outcome,)),
+    CountRetry: lambda _: ("retries_total", ()),
+    CountClientGone: lambda _: ("client_gone_total", ()),
+    CountReadmitted: lambda _: ("readmitted_total", ()),
+}
 
 
 class Histogram(msgspec.Struct):
@@ -74,19 +84,7 @@ class Metrics:
         self._observe("first_byte_seconds", route, seconds)
 
     def count(self, command: Count) -> None:
-        match command:
-            case CountLeg(role=role, outcome=outcome):
-                self._counters["legs_total", (role, outcome)] += 1
-            case CountChoice(role=role, reason=reason):
-                self._counters["choices_total", (role, reason)] += 1
-            case CountHandoff(outcome=handoff):
-                self._counters["handoffs_total", (handoff,)] += 1
-            case CountRetry():
-                self._counters["retries_total", ()] += 1
-            case CountClientGone():
-                self._counters["client_gone_total", ()] += 1
-            case CountReadmitted():
-                self._counters["readmitted_total", ()] += 1
+        self._counters[_KEYS[type(command)](command)] += 1
 
     def counts(self) -> Counts:
         """A copy of everything."""

@@ -18,11 +18,11 @@ import msgspec
 from router.core.events import Arrived
 from router.core.replies import Reply, error_reply, json_reply
 from router.core.split import ROUTE_OF_PATH
-from router.io.exchange import Exchange, ExchangeTools, RequestFacts
+from router.io.exchange import CLIENT_GONE, Exchange, ExchangeTools, RequestFacts
 from router.io.http1.message import Request
 from router.io.http1.server import Exchange as Watcher
 from router.io.http1.server import Responder
-from router.io.metrics import CONTENT_TYPE
+from router.io.metrics import CONTENT_TYPE, Metrics
 from router.io.overview import Overview
 from router.io.upstream import EngineReply
 from router.settings import RouterSettings
@@ -31,7 +31,6 @@ _log = logging.getLogger(__name__)
 
 OTHER_ROUTE = "other"
 """The route label of all paths that don't exist here."""
-CLIENT_GONE = 499
 MIN_VERSION_HEADER = b"x-headrace-min-version"
 _FORWARDED = (b"traceparent", b"tracestate")
 """Client headers that engines get too. Credentials and ids stay here."""
@@ -46,42 +45,6 @@ class _FinishSession(msgspec.Struct):
 class _AbortRequests(msgspec.Struct, forbid_unknown_fields=True):
     request_ids: list[str] = []
     request_id: str | None = None
-
-
-@dataclass(slots=True)
-class _Counted:
-    """The reply of one request on its way to the client: noticed for the metrics when it is over."""
-
-    responder: Responder
-    port: PublicPort
-    route: str
-    started: float
-    status: int = 0
-
-    def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        self.responder.reply(status, headers, body)
-        self._done(status)
-
-    def start(self, status: int, headers: list[tuple[str, str]]) -> None:
-        self.status = status
-        self.responder.start(status, headers)
-
-    def write(self, data: bytes) -> None:
-        self.responder.write(data)
-
-    def end(self) -> None:
-        self.responder.end()
-        self._done(self.status)
-
-    @property
-    def writable(self) -> bool:
-        return self.responder.writable
-
-    def gone(self) -> None:
-        self._done(CLIENT_GONE)
-
-    def _done(self, status: int) -> None:
-        self.port.metrics.request_done(self.route, status, time.monotonic() - self.started)
 
 
 class PublicPort:
@@ -118,12 +81,13 @@ class PublicPort:
         if route is not None and request.method == "POST":
             return self._generate(request, responder, started)
         answer = self._whole.get((request.method, request.path))
-        counted = _Counted(responder, self, request.path if answer is not None else OTHER_ROUTE, started)
+        whole = _WholeReply(responder, self.metrics, request.path if answer is not None else OTHER_ROUTE, started)
         reply = answer(request) if answer is not None else not_found(request.method, request.path)
         if isinstance(reply, Reply):
-            counted.reply(reply.status, [("Content-Type", reply.content_type), *reply.headers], reply.body)
-            return None
-        return _Awaited(self._keep(self._await_reply(reply, counted)), counted)
+            whole.send(reply)
+        else:
+            whole.task = self._keep(self._await_reply(reply, whole))
+        return whole
 
     def refused(self, status: int, _message: str) -> None:
         """The HTTP server has answered by itself."""
@@ -140,8 +104,7 @@ class PublicPort:
             forwarded=b"".join([b"%b: %b\r\n" % (each, headers[each]) for each in _FORWARDED if each in headers]),
             min_version=min_version.decode("latin-1") if min_version else None,
         )
-        counted = _Counted(responder, self, path, started)
-        exchange = Exchange(counted, facts, self._tools, started)
+        exchange = Exchange(responder, facts, self._tools, started)
         session = next((headers[name] for name in self._session_headers if headers.get(name)), None)
         exchange.feed(
             Arrived(
@@ -154,7 +117,7 @@ class PublicPort:
                 request_key=facts.key,
             )
         )
-        return _Watched(exchange, counted)
+        return exchange
 
     # -- whole replies -------------------------------------------------------------------------------------
 
@@ -201,13 +164,13 @@ class PublicPort:
         reason = await self._overview.not_ready_reason()
         return error_reply(503, f"no usable engine answered {request.path}" + (f": {reason}" if reason else ""))
 
-    async def _await_reply(self, reply: Coroutine[None, None, Reply], counted: _Counted) -> None:
+    async def _await_reply(self, reply: Coroutine[None, None, Reply], whole: _WholeReply) -> None:
         try:
             made = await reply
         except Exception:
-            _log.exception("%s failed", counted.route)
+            _log.exception("%s failed", whole.route)
             made = error_reply(500, "the router failed on this request; its log has the reason")
-        counted.reply(made.status, [("Content-Type", made.content_type), *made.headers], made.body)
+        whole.send(made)
 
     def _keep(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = self._tools.loop.create_task(work)
@@ -222,30 +185,26 @@ def not_found(method: str, path: str) -> Reply:
 
 
 @dataclass(slots=True)
-class _Watched:
-    """What the HTTP server tells about the client of an exchange."""
+class _WholeReply:
+    """A reply of the router's own, at once or from a task."""
 
-    exchange: Exchange
-    counted: _Counted
+    responder: Responder
+    metrics: Metrics
+    route: str
+    started: float
+    task: asyncio.Task[None] | None = None
 
-    def client_gone(self) -> None:
-        self.counted.gone()
-        self.exchange.client_gone()
-
-    def client_writable(self, writable: bool) -> None:
-        self.exchange.client_writable(writable)
-
-
-@dataclass(slots=True)
-class _Awaited:
-    """The same for a reply that a task makes."""
-
-    task: asyncio.Task[None]
-    counted: _Counted
+    def send(self, reply: Reply) -> None:
+        self.responder.reply(reply.status, [("Content-Type", reply.content_type), *reply.headers], reply.body)
+        self._done(reply.status)
 
     def client_gone(self) -> None:
-        self.counted.gone()
-        self.task.cancel()
+        self._done(CLIENT_GONE)
+        if self.task is not None:
+            self.task.cancel()
 
     def client_writable(self, writable: bool) -> None:
         """Whole replies are small."""
+
+    def _done(self, status: int) -> None:
+        self.metrics.request_done(self.route, status, time.monotonic() - self.started)

@@ -28,7 +28,7 @@ from router.io.http1.server import HttpServer
 from router.io.metrics import Metrics
 from router.io.public import PublicPort
 from router.io.serving import Serving
-from router.io.start import exchange_tools, http_limits, loop_factory
+from router.io.start import exchange_tools, http_limits, loop_factory, tune_memory
 from router.io.upstream import Upstream
 from router.settings import RouterSettings
 
@@ -101,7 +101,10 @@ class Worker:
         self._counted = Metrics()
         self._tasks: set[asyncio.Task[None]] = set()
         self._link: wire.Link
+        self._settings: RouterSettings
+        self._upstream: Upstream
         self._serving: Serving
+        """These three are there from `Hello` on, since other messages may follow it at once."""
 
     async def run(self, link_socket: socket.socket) -> int:
         """Serve until told to end; the exit code."""
@@ -109,13 +112,12 @@ class Worker:
         for each in (signal.SIGTERM, signal.SIGINT):
             # Its starter gets these too and says when to end.
             loop.add_signal_handler(each, lambda: None)
-        _, self._link = await loop.create_connection(
-            lambda: wire.Link(wire.ToWorker, self._take, self._abandon), sock=link_socket
-        )
+        # There before the first message, which may come while the connection is still being made.
+        self._link = wire.Link(wire.ToWorker, self._take, self._abandon)
+        await loop.create_connection(lambda: self._link, sock=link_socket)
         hello = await self._hello
-        settings, gate = RouterSettings.model_validate_json(hello.settings), Gate()
-        async with Upstream(settings, hello.token) as upstream:
-            self._serving = Serving(gate, upstream)
+        settings, gate = self._settings, self._serving.gate
+        async with self._upstream as upstream:
             desk = RemoteDesk(self._link, self._serving)
             tools = exchange_tools(settings, desk, gate, upstream, self._counted, _numbers(hello.worker), hello.token)
             public = PublicPort(settings, tools, RemoteOverview(self._link))
@@ -154,7 +156,10 @@ class Worker:
                     self._link.send(wire.LegEnded(LegEnd(ticket=grant.ticket, outcome="cancelled")))
             case wire.Lost(replica=replica, instance=instance, silent=silent):
                 self._serving.end_legs(ReplicaLost(replica=replica, instance=instance, silent=silent))
-            case wire.Hello():
+            case wire.Hello(settings=settings, token=token):
+                self._settings = RouterSettings.model_validate_json(settings)
+                self._upstream = Upstream(self._settings, token)
+                self._serving = Serving(Gate(), self._upstream)
                 self._hello.set_result(message)
             case wire.GateMoved(question=question, state=state):
                 self._serving.gate_moved_to(state)
@@ -203,6 +208,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     link = socket.socket(fileno=parser.parse_args(argv).link)
     link.setblocking(False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker %(name)s: %(message)s")
+    tune_memory()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(link))
 

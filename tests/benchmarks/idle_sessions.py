@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tests.benchmarks.connection import Connection, closed_loop
-from tests.benchmarks.processes import BenchmarkError, resident_mb
+from tests.benchmarks.processes import BenchmarkError, open_files, resident_mb
 from tests.benchmarks.routers import Router
 from tests.benchmarks.workload import CONNECTIONS, completion_body, http_request, session_ids
 
@@ -63,11 +63,13 @@ async def measure_idle_sessions(router: Router, *, sessions: int) -> IdleCost:
     for _ in range(CONNECTIONS):
         await keeper.turns.acquire()
     both_mb = await _settled_mb(pid) - base_mb
+    still_open = open_files(pid)
     for connection in connections:
         connection.close()
-    if keeper.failed:
+    if keeper.failed or still_open < sessions:
         raise BenchmarkError(
-            f"{keeper.failed} of {sessions} connections were refused or closed by {router.process.name}"
+            f"{keeper.failed} of {sessions} connections were refused or closed by {router.process.name}, "
+            f"which had {still_open} open files"
         )
     return IdleCost(sessions_mb=sessions_mb, both_mb=both_mb)
 

@@ -20,10 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PORTS = range(20_000, 32_000)
 """Below the ports that Linux gives to outgoing connections, of which the benchmark opens many."""
 END_S = 15.0
+LOG_LINES = 15
 
 
 class BenchmarkError(Exception):
-    """The benchmark can't go on; the message says why and names the log."""
+    """The benchmark can't go on; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,11 @@ class Process:
 
     def check_alive(self) -> None:
         if self.popen.poll() is not None:
-            end = "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-            raise BenchmarkError(
-                f"{self.name} ended with exit code {self.popen.returncode}. The end of its log:\n{end}"
-            )
+            raise BenchmarkError(f"{self.name} ended with exit code {self.popen.returncode}. {self.log_end()}")
+
+    def log_end(self) -> str:
+        """For messages: the log itself is gone when the benchmark has ended."""
+        return "The end of its log:\n" + "\n".join(self.log.read_text(errors="replace").splitlines()[-LOG_LINES:])
 
 
 @contextmanager
@@ -150,6 +152,11 @@ def _thread_times_ns(pid: int) -> dict[str, int]:
             for task in Path(f"/proc/{each}/task").iterdir():
                 times[task.name] = int((task / "schedstat").read_text().split()[0])
     return times
+
+
+def open_files(pid: int) -> int:
+    """Files and sockets that a process tree holds open."""
+    return sum(len(list(Path(f"/proc/{each}/fd").iterdir())) for each in tree(pid))
 
 
 def resident_mb(pid: int) -> float:

@@ -10,11 +10,13 @@ import json
 import secrets
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from pydantic import ValidationError
 
 from router.settings import TOKEN_FILE_VARIABLE, RouterSettings
 from tests.benchmarks.processes import BenchmarkError, Process, free_ports, started
@@ -37,14 +39,11 @@ class Router:
     process: Process
 
 
-@contextmanager
 def running(
     contestant: Contestant, stubs: Stubs, folder: Path, settings: Mapping[str, Any], *, profile: Path | None = None
-) -> Iterator[Router]:
+) -> AbstractContextManager[Router]:
     """One router, ready. `settings` change fields of ours; with `profile` ours runs under cProfile."""
-    start = _peer(stubs, folder) if contestant == "peer" else _ours(stubs, folder, settings, profile=profile)
-    with start as router:
-        yield router
+    return _peer(stubs, folder) if contestant == "peer" else _ours(stubs, folder, settings, profile=profile)
 
 
 @contextmanager
@@ -66,7 +65,10 @@ def _ours(stubs: Stubs, folder: Path, settings: Mapping[str, Any], *, profile: P
         "handoff_lease_s": 30.0,
     }
     config, token_file, token = folder / "router.json", folder / "token", secrets.token_hex(16)
-    config.write_text(RouterSettings.model_validate({**values, **settings}).model_dump_json())
+    try:
+        config.write_text(RouterSettings.model_validate({**values, **settings}).model_dump_json())
+    except ValidationError as error:
+        raise BenchmarkError(f"--settings: {error}") from error
     token_file.write_text(token)
     profiler = [] if profile is None else ["-m", "cProfile", "-o", str(profile)]
     argv = [sys.executable, *profiler, "-m", "router.main", "--config", str(config)]
@@ -102,12 +104,12 @@ def _options(name: str, values: Sequence[str]) -> list[str]:
     return [word for value in values for word in (name, value)]
 
 
-def _wait(process: Process, is_ready: Any) -> None:
+def _wait(process: Process, is_ready: Callable[[], bool]) -> None:
     deadline = time.monotonic() + START_S
     while not is_ready():
         process.check_alive()
         if time.monotonic() > deadline:
-            raise BenchmarkError(f"{process.name} was not ready within {START_S:g} s; its log: {process.log}")
+            raise BenchmarkError(f"{process.name} was not ready within {START_S:g} s. {process.log_end()}")
         time.sleep(0.05)
 
 

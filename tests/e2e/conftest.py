@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from tests.e2e.conversations import Turns, first_turns, second_turns
 from tests.e2e.harness import Headrace, job_table
+from tests.e2e.traffic import Answers, serve
 from tests.fakes.tiny_model import make_tiny_model
 
 REPOSITORY = Path(__file__).parents[2]
@@ -25,13 +28,34 @@ def headrace(tmp_path_factory: pytest.TempPathFactory) -> Headrace:
     return Headrace(tmp_path_factory.mktemp("state of headrace"))
 
 
+@dataclass(frozen=True)
+class Colocated:
+    """What one colocated engine without offload answers."""
+
+    turns: Turns
+    traffic: Answers
+
+
 @pytest.fixture(scope="session")
-def reference(headrace: Headrace, tiny_model: Path) -> Turns:
-    """The conversations on one colocated engine without offload."""
+def colocated(headrace: Headrace, tiny_model: Path) -> Colocated:
+    """All reference answers from one engine: starting it takes longer than they do."""
     table = job_table("reference", tiny_model, REFERENCE_PORT, roles={"colocated": {}}, monitoring={"enabled": False})
     try:
         url = headrace.up(table)["router"]["url"]
         first = first_turns(url)
-        return Turns(first=first, second=second_turns(url, first))
+        turns = Turns(first=first, second=second_turns(url, first))
+        return Colocated(turns=turns, traffic=asyncio.run(serve(url, anyone_leaves=False)))
     finally:
         headrace.down("reference")
+
+
+@pytest.fixture(scope="session")
+def reference(colocated: Colocated) -> Turns:
+    """The conversations."""
+    return colocated.turns
+
+
+@pytest.fixture(scope="session")
+def traffic_reference(colocated: Colocated) -> Answers:
+    """The mixed traffic, everybody served to the end."""
+    return colocated.traffic

@@ -109,11 +109,31 @@ def job_token(status: dict[str, Any]) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
 
 
-def metric(url: str, name: str, headers: dict[str, str] | None = None) -> float:
-    """Sum of a metric's samples at a /metrics URL; 0 where it does not exist."""
+def router_state(status: dict[str, Any]) -> dict[str, Any]:
+    """What the router says of itself on its internal port."""
+    reply = httpx.get(f"{_internal_url(status)}/state", headers=job_token(status), timeout=30, trust_env=False)
+    state: dict[str, Any] = reply.raise_for_status().json()
+    return state
+
+
+def set_gate(status: dict[str, Any], gate: str) -> None:
+    """Move the router's gate, in the name of the update that moved it last."""
+    update, attempt, step = router_state(status)["order"]
+    command = {"gate": gate, "update": update, "attempt": attempt, "step": step}
+    url = f"{_internal_url(status)}/gate"
+    httpx.post(url, json=command, headers=job_token(status), timeout=30, trust_env=False).raise_for_status()
+
+
+def _internal_url(status: dict[str, Any]) -> str:
+    settings = json.loads(Path(status["directory"], "router.json").read_text(encoding="utf-8"))
+    return f"http://{settings['internal_host']}:{settings['internal_port']}"
+
+
+def metric(url: str, name: str, headers: dict[str, str] | None = None, **labels: str) -> float:
+    """Sum of a metric's samples that have these labels, at a /metrics URL; 0 where there is none."""
     text = httpx.get(url, headers=headers, timeout=30, trust_env=False).raise_for_status().text
     samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
-    return sum(sample.value for sample in samples if sample.name == name)
+    return sum(each.value for each in samples if each.name == name and labels.items() <= each.labels.items())
 
 
 def wait_until(what: str | Callable[[], str], done: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:

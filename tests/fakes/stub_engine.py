@@ -111,8 +111,8 @@ class StubEngine:
     asked: list[Recorded] = field(default_factory=list)
     """Requests that generate nothing, probes aside."""
     open: int = 0
-    closed_early: int = 0
-    """Requests whose client left before the end."""
+    closed_at: list[float] = field(default_factory=list)
+    """When a request's client left before the end."""
     closed_in_pause: int = 0
     """Those of them whose client left between pause and resume: a real engine can die of it."""
     reused: int = 0
@@ -126,6 +126,10 @@ class StubEngine:
     @property
     def port(self) -> int:
         return int(self.url.rsplit(":", 1)[1])
+
+    @property
+    def closed_early(self) -> int:
+        return len(self.closed_at)
 
     @property
     def connections(self) -> int:
@@ -221,7 +225,7 @@ class StubEngine:
         try:
             return await self._reply(request, record)
         except (asyncio.CancelledError, ConnectionResetError):
-            self.closed_early += 1
+            self.closed_at.append(time.monotonic())
             self.closed_in_pause += self.fence is not None and self.fence.paused
             raise
         finally:
@@ -230,7 +234,7 @@ class StubEngine:
                 self.fence.open_requests.pop(number, None)
 
     async def _reply(self, request: web.Request, record: Recorded) -> web.StreamResponse:
-        if self.dies_on is not None and self.dies_on in record.body:
+        if self.dies_on in record.body or self.dies_on in record.sampling:
             self.drop, self.healthy = True, False
         if self.silent:
             await asyncio.Event().wait()
@@ -285,9 +289,14 @@ class StubEngine:
         choice = self._choice(record, "".join(tokens)) | {"finish_reason": self.finish_reason}
         if record.sampling.get("seed") is not None:
             choice["seed"] = record.sampling["seed"]
-        reply = {"id": record.request_id, "served_by": self.name, "choices": [choice], "usage": self._usage(tokens)}
+        reply: dict[str, Any] = {
+            "id": record.request_id,
+            "served_by": self.name,
+            "choices": [choice],
+            "usage": self._usage(tokens),
+        }
         if record.sampling.get("prompt_logprobs") is not None:
-            logprobs = [None, *({str(at): {"logprob": -float(at)}} for at in range(1, self.prompt_tokens))]
+            logprobs: list[Any] = [None, *({str(at): {"logprob": -float(at)}} for at in range(1, self.prompt_tokens))]
             (choice if in_choice else reply)["prompt_logprobs"] = logprobs
         if self.handoff is not None and record.handoff.get("do_remote_decode"):
             reply["kv_transfer_params"] = {**self.handoff, "remote_request_id": record.request_id}

@@ -38,9 +38,9 @@ class Target:
     """Where a call goes."""
 
     origin: Origin
-    path: str
+    path: bytes
     """With the query."""
-    host: str
+    host: bytes
     """As the Host header has it."""
 
 
@@ -51,7 +51,7 @@ def split_url(url: str) -> Target:
     if parts.scheme != "http" or parts.hostname is None or "@" in parts.netloc or not _FIT_FOR_A_LINE.fullmatch(url):
         raise ValueError(f"not a plain http URL: {url!r}")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(origin=(parts.hostname, parts.port or 80), path=path, host=parts.netloc)
+    return Target(origin=(parts.hostname, parts.port or 80), path=path.encode(), host=parts.netloc.encode())
 
 
 class Call:
@@ -89,10 +89,11 @@ class Call:
 
     def close(self) -> None:
         """Give the call up. An engine that has it sees its client leave."""
-        self._over = True
+        if self._over:
+            return
         if self._opening is not None:
             self._opening.cancel()
-        connection = self._detach()
+        connection = self._finish()
         if connection is not None:
             connection.let_go()
 
@@ -136,19 +137,17 @@ class Call:
     def fail(self, failure: Failure, detail: str) -> None:
         if self._over:
             return
-        self._over = True
-        self._opening = None
-        self._detach()
+        listener = self.listener
+        self._finish()
         try:
-            self.listener.failed(failure, detail)
+            listener.failed(failure, detail)
         except Exception:
             _log.exception("a listener failed on the failure of its call")
 
     # From the connection
 
     def connection_done(self) -> None:
-        self._over = True
-        self._detach()
+        self._finish()
 
     def connection_broke(self, detail: str, *, answered: bool) -> None:
         self._detach()
@@ -172,6 +171,14 @@ class Call:
 
     def _late(self) -> bool:
         return self.send_by is not None and time.monotonic() > self.send_by
+
+    def _finish(self) -> EngineConnection | None:
+        self._over = True
+        self._opening = None
+        self._body = b""
+        # It most likely refers to this call.
+        del self.listener
+        return self._detach()
 
     def _detach(self) -> EngineConnection | None:
         connection, self._connection = self._connection, None
@@ -211,9 +218,9 @@ class HttpClient:
         assert not self.closed, "a call after the end"
         assert method not in ("HEAD", "CONNECT"), "replies to these are framed in another way"
         target = split_url(url) if isinstance(url, str) else url
-        length = f"Content-Length: {len(body)}\r\n" if body or method != "GET" else ""
-        first = f"{method} {target.path} HTTP/1.1\r\nHost: {target.host}\r\n{length}".encode("ascii")
-        call = Call(self, target, b"%b%b\r\n" % (first, head), body, listener, send_by)
+        length = b"Content-Length: %d\r\n" % len(body) if body or method != "GET" else b""
+        start = b"%b %b HTTP/1.1\r\nHost: %b\r\n%b%b\r\n" % (method.encode(), target.path, target.host, length, head)
+        call = Call(self, target, start, body, listener, send_by)
         call.begin()
         return call
 

@@ -186,6 +186,7 @@ class EngineConnection(asyncio.Protocol):
 
     def _end(self, call: Carried) -> None:
         """The listener hears it last, when the connection can already take what it sends next."""
+        listener = call.listener
         self._call = None
         call.connection_done()
         self.resume()
@@ -194,6 +195,6 @@ class EngineConnection(asyncio.Protocol):
         else:
             self.transport.close()
         try:
-            call.listener.ended()
+            listener.ended()
         except Exception:
             _log.exception("a listener failed on the end of its reply")

@@ -75,9 +75,8 @@ class HeaderCollector:
 
     __slots__ = ("headers",)
 
-    def __init__(self) -> None:
-        self.headers: dict[bytes, bytes] = {}
-        """Names in lower case; values of repeated headers joined by a comma."""
+    headers: dict[bytes, bytes]
+    """Names in lower case; values of repeated headers joined by a comma."""
 
     def on_header(self, name: bytes, value: bytes) -> None:
         name = name.lower()

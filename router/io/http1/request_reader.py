@@ -91,22 +91,24 @@ class RequestReader(HeaderCollector):
         "wants_continue",
     )
 
+    # Set when the head is complete.
+    _chunked: _ChunkedBody | None
+    _length: int
+    method: str
+    is_http10: bool
+    keep_alive: bool
+    wants_continue: bool
+    """The client holds its body back until it is asked for it."""
+
     def __init__(self, limits: Limits) -> None:
-        super().__init__()
+        self.headers = {}
         self._limits = limits
         self._parser = httptools.HttpRequestParser(self)
         self._tail = b""
         self._head_bytes = 0
         self._url = b""
-        self._length = 0
         self._body: bytearray | None = None
-        self._chunked: _ChunkedBody | None = None
-        self.method = ""
-        self.keep_alive = False
-        self.is_http10 = False
         self.head_complete = False
-        self.wants_continue = False
-        """The client holds its body back until it is asked for it."""
         self.request: Request | None = None
         """There once all of it is."""
 
@@ -128,11 +130,11 @@ class RequestReader(HeaderCollector):
             self._head_bytes += end
             if self._head_bytes > self._limits.max_header_bytes:
                 raise RefusedError(431, f"the head is larger than {self._limits.max_header_bytes} bytes")
-            try:  # noqa: SIM105 - on the hot path
+            try:
                 self._parser.feed_data(data[:end])
             except httptools.HttpParserUpgrade:
-                # An upgrade is an offer, and not taken.
-                pass
+                # It is an offer, and not taken: the head is like any other.
+                self.head_complete = True
             if not self.head_complete:
                 self._tail = _tail_of(data[:end], self._tail)
             data = data[end:]
@@ -152,14 +154,14 @@ class RequestReader(HeaderCollector):
             self._check_coding(coding)
             self._chunked = _ChunkedBody(self._limits)
         else:
+            self._chunked = None
             self._length = int(headers.get(b"content-length", 0))
             if self._length > self._limits.max_body_bytes:
                 raise RefusedError(413, f"the body is larger than {self._limits.max_body_bytes} bytes")
         expected = headers.get(b"expect")
-        if expected is not None:
-            if expected.lower() != b"100-continue":
-                raise RefusedError(417, "only 100-continue can be expected")
-            self.wants_continue = not self.is_http10
+        if expected is not None and expected.lower() != b"100-continue":
+            raise RefusedError(417, "only 100-continue can be expected")
+        self.wants_continue = expected is not None and not self.is_http10
 
     def _check_coding(self, coding: bytes) -> None:
         if self.is_http10 or b"content-length" in self.headers:

@@ -141,7 +141,9 @@ class Bench:
 
     async def metric_reaches(self, value: float, name: str, **labels: str) -> None:
         async with asyncio.timeout(5):
-            while await self.metric(name, **labels) != value:
+            while True:
+                if await self.metric(name, **labels) == value:
+                    return
                 await asyncio.sleep(0.01)
 
 

@@ -145,6 +145,21 @@ def test_replies_say_what_produced_them(path: str, stream: bool) -> None:
     asyncio.run(case())
 
 
+@pytest.mark.parametrize("version", ["grün", "a\r\nx-evil: 1", "x" * 3000])
+def test_a_versions_name_may_be_any_text(version: str) -> None:
+    async def case() -> None:
+        async with bench() as made:
+            await made.commit(2, version)
+            answer = await made.post(return_headrace=True)
+            assert answer.json["headrace"]["weight_versions"] == [version]
+            header = answer.headers["x-headrace-weight-version"]
+            assert header.isascii()
+            assert header.encode("ascii").decode("unicode_escape") == version
+            assert "x-evil" not in answer.headers
+
+    asyncio.run(case())
+
+
 LABEL = {
     "prefill": "prefill-0",
     "decode": "decode-0",
@@ -211,6 +226,8 @@ def test_an_epoch_that_can_not_be_is_refused_whole() -> None:
             assert await _refused(made, replicas=wrong) == (409, "replicas")
             assert await _refused(made, epoch=1) == (409, "epoch")
             assert await _refused(made, epoch="2") == (400, "epoch")
+            assert await _refused(made, epoch=-1) == (400, "epoch")
+            assert await _refused(made, version="") == (400, "epoch")
             assert await _refused(made, surprise=1) == (400, "epoch")
             state = await made.state()
             assert state["epochs"] == {"1": "v1"}

@@ -13,11 +13,10 @@ from tests.integration.router.harness import Answer, Bench, LeavingClient, bench
 
 async def _line_up(made: Bench, count: int) -> list[asyncio.Task[Answer]]:
     """Requests that wait, in the order of their arrival."""
-    waiting = []
-    before = made.dispatcher.waiting
+    waiting: list[asyncio.Task[Answer]] = []
     for number in range(count):
         waiting.append(made.start(prompt=f"number {number}"))
-        await until(lambda number=number: made.dispatcher.waiting == before + number + 1)
+        await until(lambda: made.dispatcher.waiting == len(waiting))
     return waiting
 
 

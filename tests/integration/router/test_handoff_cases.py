@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from tests.integration.router.harness import Bench, bench, deaf_listener, until
 
@@ -15,7 +16,7 @@ def _ages(made: Bench) -> list[float]:
 
 def test_a39_a_handoff_past_its_lease_is_never_sent() -> None:
     async def case() -> None:
-        times = {"handoff_lease_s": 0.6, "handoff_margin_s": 0.2, "connect_timeout_s": 0.3}
+        times: dict[str, Any] = {"handoff_lease_s": 0.6, "handoff_margin_s": 0.2, "connect_timeout_s": 0.3}
         async with bench(**times, retries=1) as made:
             prefill, decode = made.prefill[0], made.decode[0]
             prefill.latency_s = 0.5
@@ -42,7 +43,7 @@ def test_a39_a_handoff_past_its_lease_is_never_sent() -> None:
 def test_a39_no_handoff_waits_past_its_lease_for_a_connection() -> None:
     async def case() -> None:
         # Connecting may take longer than what the prefill leg leaves of the lease.
-        times = {"handoff_lease_s": 0.8, "handoff_margin_s": 0.2, "connect_timeout_s": 0.5}
+        times: dict[str, Any] = {"handoff_lease_s": 0.8, "handoff_margin_s": 0.2, "connect_timeout_s": 0.5}
         async with bench(**times, retries=1, probe_interval_s=30.0, probe_timeout_s=30.0) as made:
             made.prefill[0].latency_s = 0.3
             port = made.decode[0].port
@@ -63,7 +64,7 @@ def test_a39_no_handoff_waits_past_its_lease_for_a_connection() -> None:
 def test_a39_a_barrier_longer_than_the_lease_serves_no_old_handoff() -> None:
     async def case() -> None:
         lease_s, margin_s = 1.0, 0.3
-        times = {"handoff_lease_s": lease_s, "handoff_margin_s": margin_s, "connect_timeout_s": 0.5}
+        times: dict[str, Any] = {"handoff_lease_s": lease_s, "handoff_margin_s": margin_s, "connect_timeout_s": 0.5}
         async with bench(**times, decode=2) as made:
             prefill = made.prefill[0]
             prefill.answers.clear()
@@ -86,7 +87,7 @@ def test_a39_a_barrier_longer_than_the_lease_serves_no_old_handoff() -> None:
 
 def test_a39_a_handoff_that_ages_in_line_for_room_is_renewed() -> None:
     async def case() -> None:
-        times = {"handoff_lease_s": 0.6, "handoff_margin_s": 0.2, "connect_timeout_s": 0.3}
+        times: dict[str, Any] = {"handoff_lease_s": 0.6, "handoff_margin_s": 0.2, "connect_timeout_s": 0.3}
         async with bench(**times, max_legs_per_replica=1) as made:
             decode = made.decode[0]
             decode.answers.clear()

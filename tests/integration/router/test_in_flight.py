@@ -169,15 +169,20 @@ def test_readmit_takes_back_a_second_leg_that_waits_for_room() -> None:
 def test_keep_lets_running_requests_live() -> None:
     async def case() -> None:
         async with bench(fenced=True) as made:
-            running = await _hold(made)
+            running = await _hold(made, return_headrace=True)
             answer = await made.command("/in_flight", {"mode": "keep"})
             assert (answer.status, answer.json["requests"]) == (200, 1)
             decode = made.decode[0]
             assert (decode.open, decode.closed_early) == (1, 0)
             await made.set_gate("frozen")
+            await made.commit(2, "v2")
             decode.answers.set()
-            assert (await running).status == 200
-            assert len(decode.requests) == 1
+            kept = await running
+            assert (kept.status, len(decode.requests)) == (200, 1)
+            # It lived through a change of weights.
+            assert kept.json["headrace"]["single_version"] is False
+            await made.set_gate("open")
+            assert (await made.post(return_headrace=True)).json["headrace"]["single_version"] is True
 
     asyncio.run(case())
 

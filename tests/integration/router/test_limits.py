@@ -65,7 +65,7 @@ def test_requests_beyond_the_total_wait_in_the_order_of_their_arrival() -> None:
             running = []
             for number in range(6):
                 running.append(made.start(prompt=f"number {number}"))
-                await until(lambda number=number: made.dispatcher.admitted + made.dispatcher.waiting == number + 1)
+                await until(lambda: made.dispatcher.admitted + made.dispatcher.waiting == len(running))
             await until(lambda: decode.open == 2)
             assert (made.dispatcher.admitted, made.dispatcher.waiting) == (2, 4)
             assert len(made.prefill[0].requests) == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def test_the_generating_routes(path: str) -> None:
 
 
 @pytest.mark.parametrize("fleet", [{"prefill": 1, "decode": 1}, {"prefill": 0, "decode": 0, "colocated": 1}])
-def test_models_and_tokenizing_are_passed_through(fleet: dict[str, int]) -> None:
+def test_models_and_tokenizing_are_passed_through(fleet: dict[str, Any]) -> None:
     async def case() -> None:
         async with bench(**fleet, fenced=True) as made:
             models = await made.get("/v1/models")

@@ -179,6 +179,12 @@ GOOD = {"name": "decode-1", "role": "decode", "url": "http://127.0.0.1:9"}
     ("change", "named"),
     [
         ({"name": None}, "name"),
+        ({"name": ""}, "name"),
+        ({"name": "a/b"}, "name"),
+        ({"name": "a\r\nb: c"}, "name"),
+        ({"instance": "a b"}, "instance"),
+        ({"instance": "a\n"}, "instance"),
+        ({"epoch": -1}, "epoch"),
         ({"role": "both"}, "role"),
         ({"url": "127.0.0.1:9"}, "url"),
         ({"url": 9}, "url"),

@@ -1,8 +1,9 @@
-"""The split seen from both ends: what the engines get, what the client gets (field cases A01 to A07)."""
+"""The split seen from both ends: what the engines get, what the client gets (field cases A01 to A03, A05 to A07)."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,11 @@ from tests.integration.router.harness import CHAT, COMPLETIONS, bench
 from tests.unit.router.expert_rows import npy, rows_of
 
 ROUTES = [COMPLETIONS, CHAT, GENERATE]
+
+
+def _sampling(path: str, **fields: Any) -> dict[str, Any]:
+    """Sampling fields, where the route has them."""
+    return {"sampling_params": fields} if path == GENERATE else fields
 
 
 def test_a01_the_newer_cap_is_cut_on_the_prefill_leg_only() -> None:
@@ -28,12 +34,26 @@ def test_a01_the_newer_cap_is_cut_on_the_prefill_leg_only() -> None:
     asyncio.run(case())
 
 
-def test_a02_stops_stay_off_the_prefill_leg() -> None:
+@pytest.mark.parametrize("path", ROUTES)
+def test_a01_prefill_makes_one_token_whatever_the_client_caps(path: str) -> None:
     async def case() -> None:
         async with bench() as made:
-            stops = {"stop": ["x"], "stop_token_ids": [7], "min_tokens": 3, "ignore_eos": False}
-            assert (await made.post(**stops)).status == 200
-            first, second = made.prefill[0].requests[0].body, made.decode[0].requests[0].body
+            for fields in (_sampling(path, max_tokens=3), _sampling(path)):
+                assert (await made.post(path, **fields)).status == 200
+            assert [each.generated for each in made.prefill[0].requests] == [1, 1]
+            assert [each.generated for each in made.decode[0].requests] == [3, 4]
+            assert [each.sampling.get("max_tokens") for each in made.decode[0].requests] == [3, None]
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_a02_stops_stay_off_the_prefill_leg(path: str) -> None:
+    async def case() -> None:
+        async with bench() as made:
+            stops: dict[str, Any] = {"stop": ["x"], "stop_token_ids": [7], "min_tokens": 3, "ignore_eos": False}
+            assert (await made.post(path, **_sampling(path, **stops))).status == 200
+            first, second = made.prefill[0].requests[0].sampling, made.decode[0].requests[0].sampling
             assert first["ignore_eos"] is True
             assert not {"stop", "stop_token_ids", "min_tokens"} & first.keys()
             assert {key: second[key] for key in stops} == stops
@@ -70,34 +90,21 @@ def test_a03_the_handoff_arrives_whole(path: str) -> None:
     asyncio.run(case())
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [({"n": 4}, "n"), ({"n": "2"}, "n"), ({"prompt": ["a", "b"]}, "prompt"), ({"prompt": [[1], [2]]}, "prompt")],
-)
-def test_a04_several_samples_never_share_a_handoff(fields: dict[str, object], named: str) -> None:
-    async def case() -> None:
-        async with bench() as made:
-            answer = await made.post(COMPLETIONS, {"prompt": "hello", **fields})
-            assert (answer.status, answer.json["error"]["param"]) == (400, named)
-            assert made.prefill[0].requests == made.decode[0].requests == []
-
-    asyncio.run(case())
-
-
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("path", ROUTES)
 def test_a05_prompt_logprobs_come_from_the_prefill_leg(path: str) -> None:
     async def case() -> None:
         async with bench() as made:
             made.decode[0].dies_on = "prompt_logprobs"
-            answer = await made.post(path, prompt_logprobs=1)
+            asked = _sampling(path, prompt_logprobs=1)
+            answer = await made.post(path, **asked)
             assert answer.status == 200
-            assert made.prefill[0].requests[0].body["prompt_logprobs"] == 1
-            reply = answer.json if path == CHAT else answer.json["choices"][0]
+            assert made.prefill[0].requests[0].sampling["prompt_logprobs"] == 1
+            reply = answer.json["choices"][0] if path == COMPLETIONS else answer.json
             assert len(reply["prompt_logprobs"]) == 6
             assert reply["prompt_logprobs"][0] is None
             assert made.decode[0].healthy
 
-            answer = await made.post(path, prompt_logprobs=1, stream=True)
+            answer = await made.post(path, **asked, stream=True)
             assert (answer.status, answer.json["error"]["param"]) == (400, "prompt_logprobs")
 
     asyncio.run(case())
@@ -155,7 +162,7 @@ def test_a07_cached_tokens_are_the_prefill_engines(stream: bool) -> None:
             for stub in (made.prefill[0], made.decode[0]):
                 stub.prompt_tokens = 2048
             made.prefill[0].cached_tokens, made.decode[0].cached_tokens = 512, 2048
-            options = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+            options: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
             answer = await made.post(**options)
             usage = answer.events[-1]["usage"] if stream else answer.json["usage"]
             assert usage["prompt_tokens_details"] == {"cached_tokens": 512, "other": 1}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from router.core.asks import LegEnd
-from router.core.fleet import ReplicaLost
+from router.core.fleet import Fleet, ReplicaLost
 from router.core.sessions import PinRecord, SessionRecord
 from router.settings import EngineRole
 from tests.unit.router.fleets import bring_up, end, fail_to_connect, is_idle, make_fleet, place, take_out
@@ -230,19 +230,42 @@ def test_replicas_are_added_drained_and_removed() -> None:
     fleet.byte_seen("decode-0", 1.0)
 
 
-def test_pins_outlive_the_router_as_far_as_their_replicas_live_on() -> None:
+def active(fleet: Fleet) -> dict[str, int]:
+    return {view.name: view.active_sessions for view in fleet.views()}
+
+
+def test_pins_outlive_the_router_where_a_probe_finds_the_same_life() -> None:
     fleet = make_fleet(prefill=1, decode=2)
-    fleet.recognise("decode-0", "same", 0.0)
-    fleet.recognise("decode-1", "another", 0.0)
-    records = [
-        SessionRecord("stays", {"prefill": PinRecord("prefill-0", "p"), "decode": PinRecord("decode-0", "same")}, 9),
-        SessionRecord("half", {"prefill": PinRecord("prefill-0", "p"), "decode": PinRecord("decode-1", "before")}),
-        SessionRecord("gone", {"decode": PinRecord("decode-9", "x")}),
-    ]
-    fleet.restore_sessions(records, 0.0)
-    assert {view.name: view.active_sessions for view in fleet.views()} == {
-        "prefill-0": 2, "decode-0": 1, "decode-1": 0,
-    }  # fmt: skip
+    prefill, before = PinRecord("prefill-0", "p"), PinRecord("decode-1", "before")
+    fleet.restore_sessions(
+        [
+            SessionRecord("stays", {"prefill": prefill, "decode": PinRecord("decode-0", "d")}, 9),
+            SessionRecord("half", {"prefill": prefill, "decode": before}),
+            SessionRecord("gone", {"decode": PinRecord("decode-9", "x")}),
+        ]
+    )
+    assert active(fleet) == {"prefill-0": 0, "decode-0": 0, "decode-1": 0}
+    for name, instance in (("prefill-0", "p"), ("decode-0", "d"), ("decode-1", "after")):
+        assert fleet.recognise(name, instance, 5.0)
+    assert active(fleet) == {"prefill-0": 2, "decode-0": 1, "decode-1": 0}
     assert place(fleet, fleet.sessions.begin_request("stays")).reason == "pinned"
     assert place(fleet, fleet.sessions.begin_request("half")).reason == "new"
-    assert len(fleet.sessions) == 3
+    assert len(fleet.sessions) == 2
+
+
+def test_pins_are_restored_once() -> None:
+    fleet = make_fleet(decode=1)
+    fleet.restore_sessions([SessionRecord("s", {"decode": PinRecord("decode-0", "d")})])
+    fleet.recognise("decode-0", "d", 5.0)
+    fleet.finish_session("s")
+    fleet.recognise("decode-0", "d", 6.0)
+    assert is_idle(fleet)
+
+
+def test_a_session_that_has_moved_on_before_its_replica_was_found_stays_where_it_is() -> None:
+    fleet = make_fleet(decode=2)
+    fleet.restore_sessions([SessionRecord("s", {"decode": PinRecord("decode-1", "d")})])
+    made = place(fleet, fleet.sessions.begin_request("s"))
+    fleet.recognise("decode-1", "d", 5.0)
+    assert made.member.name == "decode-0"
+    assert active(fleet) == {"decode-0": 1, "decode-1": 0}

@@ -40,6 +40,7 @@ def test_the_two_legs_of_a_request() -> None:
         ("x-headrace-choice", "prefill=new, decode=new"),
         ("x-headrace-epoch", "1"),
         ("x-headrace-weight-version", "v1"),
+        ("x-headrace-single-version", "true"),
     }
     assert driver.idle
 

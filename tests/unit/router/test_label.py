@@ -28,6 +28,7 @@ def test_headers_say_who_why_and_with_which_weights() -> None:
         "x-headrace-choice": "prefill=pinned, decode=moved_wait",
         "x-headrace-epoch": "5",
         "x-headrace-weight-version": "v5",
+        "x-headrace-single-version": "true",
     }
 
 
@@ -59,11 +60,11 @@ def test_a_reply_is_of_a_single_version_if_and_only_if_all_its_legs_were() -> No
     assert json.loads(making.label())["single_version"] is False
 
 
-def test_weights_that_come_while_a_leg_runs_are_added() -> None:
+def test_a_reply_whose_leg_was_kept_through_an_update_is_of_no_single_version() -> None:
     making = pair()
-    making.replace(6, "v6")
-    label = json.loads(making.label())
-    assert (label["weight_versions"], label["single_version"]) == (["v5", "v6"], False)
+    making.kept = True
+    assert json.loads(making.label())["single_version"] is False
+    assert dict(making.headers())["x-headrace-single-version"] == "false"
 
 
 def test_an_attempt_that_failed_leaves_no_trace() -> None:

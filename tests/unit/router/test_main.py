@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from router.main import StartError, load_settings, load_token
+from router.io.start import StartError, load_settings, load_token
 from router.settings import TOKEN_FILE_VARIABLE
 
 

@@ -155,10 +155,10 @@ def test_all_records_are_those_with_pins() -> None:
     assert sessions.all_records() == [SessionRecord("s", {"decode": PinRecord("d0", "d0's")}, 70)]
 
 
-def test_restored_sessions_are_pinned_and_idle_from_now_on() -> None:
+def test_a_restored_session_is_pinned_role_by_role_and_idle_from_then_on() -> None:
     sessions = Sessions(10.0)
-    pinned = sessions.restore([(SessionRecord("s", {}, 70), {"prefill": P0, "decode": D0})], 100.0)
-    assert pinned == [P0, D0]
+    assert sessions.restore("s", 70, D0, 100.0)
+    assert sessions.restore("s", 70, P0, 105.0)
     assert sessions.expire(109.9) == []
     session = sessions.begin_request("s")
     assert (session.pins(), session.known_tokens) == ([P0, D0], 70)
@@ -166,14 +166,16 @@ def test_restored_sessions_are_pinned_and_idle_from_now_on() -> None:
     assert sessions.expire(120.0) == [P0, D0]
 
 
-def test_a_session_that_is_known_is_not_restored_over() -> None:
+def test_a_pin_that_the_session_has_by_now_is_not_restored_over() -> None:
     sessions = Sessions(10.0)
     session = begun(sessions, "s", D1)
-    assert sessions.restore([(SessionRecord("s", {}), {"decode": D0})], 0.0) == []
-    assert session.pins() == [D1]
+    assert not sessions.restore("s", 70, D0, 0.0)
+    assert sessions.restore("s", 70, P0, 0.0)
+    assert (session.pins(), session.open_requests) == ([P0, D1], 1)
+    assert sessions.expire(1000.0) == []
 
 
 def test_where_sessions_do_not_outlive_their_requests_none_is_restored() -> None:
     sessions = Sessions(None)
-    assert sessions.restore([(SessionRecord("s", {}), {"decode": D0})], 0.0) == []
+    assert not sessions.restore("s", 70, D0, 0.0)
     assert len(sessions) == 0

@@ -19,7 +19,7 @@ from tests.integration.router.harness import until
 
 both_loops = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 Run = Callable[[Any], Any]
-WAIT_S = 10.0
+WAIT_S = 30.0
 """More than anything here takes, on any machine."""
 
 

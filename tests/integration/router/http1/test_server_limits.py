@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from typing import Any
 
 import pytest
 
+from router.io.http1 import server
 from tests.integration.router.harness import until
 from tests.integration.router.http1.harness import GET, Held, Run, Served, both_loops, echo, served
 
@@ -74,6 +76,23 @@ def test_a_refused_client_that_is_still_sending_can_read_why(run: Run) -> None:
             assert error_of(await client.hear_all())[0] == 413
             client.writer.close()
             await until(lambda: at.server.connections == 0)
+
+    run(case())
+
+
+@both_loops
+@pytest.mark.parametrize("bound", ["_LINGER_S", "_LINGER_BYTES"])
+def test_a_refused_client_cannot_go_on_forever(run: Run, bound: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, bound, 0.2 if bound == "_LINGER_S" else 100_000)
+
+    async def case() -> None:
+        async with served(echo, idle_timeout_s=0.4) as at:
+            client = await at.client()
+            await client.say(b"NONSENSE\r\n\r\n")
+            while at.server.connections:
+                with contextlib.suppress(ConnectionError):
+                    await client.say(b"x" * 1_000)
+                await asyncio.sleep(0.001)
 
     run(case())
 

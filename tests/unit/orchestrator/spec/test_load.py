@@ -170,7 +170,7 @@ def test_what_is_no_size_is_refused(written: object) -> None:
         ({"pool": {"master": "head"}}, "pool.master", 'must be host:port, with a port from 1 to 65535 (was "head")'),
         ({"pool": {"master": "head:70000"}}, "pool.master", "must be host:port"),
         ({"pool": {"master_flags": {"v": [1]}}}, "pool.master_flags.v", "must be a string, a number or a boolean"),
-        ({"router": {"policy": "random"}}, "router.policy", "'sticky_least_loaded' or 'round_robin' (was \"random\")"),
+        ({"router": {"policy": "random"}}, "router.policy", "'consistent_hash' or 'power_of_two' (was \"random\")"),
         ({"router": {"port": 70000}}, "router.port", "less than or equal to 65535"),
         ({"handoff": {"lease": "3s"}}, "handoff.lease", "greater than or equal to 6"),
         ({"router": {"host": "[::1]"}}, "router.host", "must be an IP address or a host name"),

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Iterable
-from typing import Any
 
 from hypothesis import example, given
-from hypothesis import strategies as st
 
 from router.io.http1.server import Exchange, HttpServer, Limits, Request, Responder
+from tests.unit.router.http1.traffic import FakeTransport, mutated
 
 LIMITS = Limits(
     max_body_bytes=200, max_header_bytes=300, header_timeout_s=60.0, body_timeout_s=60.0, idle_timeout_s=60.0
@@ -28,44 +25,6 @@ SEEDS = [
 ]  # fmt: skip
 
 
-class FakeTransport(asyncio.Transport):
-    """Keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.written = b""
-        self.eof = False
-        self.closing = False
-
-    def write(self, data: Any) -> None:
-        assert not self.eof, "written after the end"
-        self.written += data
-
-    def writelines(self, pieces: Iterable[Any]) -> None:
-        self.write(b"".join(pieces))
-
-    def write_eof(self) -> None:
-        self.eof = True
-
-    def close(self) -> None:
-        self.closing = True
-
-    def abort(self) -> None:
-        self.closing = True
-
-    def is_closing(self) -> bool:
-        return self.closing
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        pass
-
-    def pause_reading(self) -> None:
-        pass
-
-    def resume_reading(self) -> None:
-        pass
-
-
 def application(request: Request, responder: Responder) -> Exchange | None:
     if request.path == "/raise":
         raise ValueError("a bug")
@@ -78,24 +37,8 @@ def application(request: Request, responder: Responder) -> Exchange | None:
     return None
 
 
-def pieces_of_traffic() -> st.SearchStrategy[list[bytes]]:
-    """Requests with bytes changed, cut out and put in, in pieces."""
-
-    @st.composite
-    def traffic(draw: st.DrawFn) -> list[bytes]:
-        stream = bytearray(b"".join(draw(st.lists(st.sampled_from(SEEDS), min_size=1, max_size=5))))
-        for _ in range(draw(st.integers(0, 4))):
-            at = draw(st.integers(0, len(stream)))
-            stream[at : at + draw(st.integers(0, 3))] = draw(st.sampled_from(SEEDS) | st.binary(max_size=3))
-        cuts = sorted(draw(st.lists(st.integers(0, len(stream)), max_size=5)))
-        edges = [0, *cuts, len(stream)]
-        return [bytes(stream[start:end]) for start, end in itertools.pairwise(edges) if start < end]
-
-    return traffic()
-
-
 @example([b"POST /b HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"])
-@given(pieces_of_traffic())
+@given(mutated(SEEDS))
 def test_every_stream_of_bytes_is_answered_or_closed(pieces: list[bytes]) -> None:
     served, refused = list[Request](), list[int]()
 
