@@ -28,6 +28,9 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
 
     request: int
     """Number of the request; unique in this router, and its place in the line."""
+    serial: int
+    """Number of this question among those of the request; its answer repeats it. One that answers an older question
+    came too late and is given back."""
     session: str | None
     tokens: int
     """Prompt tokens, estimated."""
@@ -43,6 +46,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     """A replica is reserved; it is given back with the leg's end."""
 
     ticket: int
+    serial: int
     role: EngineRole
     replica: str
     url: str
@@ -56,11 +60,12 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """No replica. A second leg may still be served in another way; see `Flow`."""
 
+    serial: int
     kind: Literal["no_replica", "line_full", "waited_too_long", "no_pair", "draining"]
     message: str
 
 
-class LegEnd(msgspec.Struct, frozen=True, kw_only=True):
+class LegEnd(msgspec.Struct, frozen=True):
     """A leg is over and its ticket void."""
 
     ticket: int

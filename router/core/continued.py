@@ -124,12 +124,13 @@ class Continued:
         """Generate says at the end which weights made which tokens; an engine knows its own run only."""
         if is_null(choice.get("weight_versions")):
             return
-        spans = [_Span(span.version, span.start, span.end) for span in self._spans]
-        for span in _SPANS.decode(choice["weight_versions"]):
+        own = _SPANS.decode(choice["weight_versions"])
+        shifted = [_Span(span.version, span.start + self._count, span.end + self._count) for span in own]
+        spans: list[_Span] = []
+        for span in (*self._spans, *shifted):
             if spans and spans[-1].version == span.version:
-                spans[-1].end = span.end + self._count
-            else:
-                spans.append(_Span(span.version, span.start + self._count, span.end + self._count))
+                span = _Span(span.version, spans.pop().start, span.end)
+            spans.append(span)
         choice["weight_versions"] = msgspec.Raw(msgspec.json.encode(spans))
 
     def _usage(self, usage: object) -> object:

@@ -80,13 +80,15 @@ class Dispatcher:
         if request is None:
             session = self.fleet.sessions.begin_request(ask.session)
             request = self._requests[ask.request] = _Request(ask.request, session)
+        elif self._waiting.pop(ask.request, None) is not None:
+            # It asks anew before it was answered: what it asked before no longer counts.
+            request.ask = request.lane = None
         answer = self._decide(request, ask, now)
         if not isinstance(answer, tuple):
             return answer
         if len(self._waiting) >= self._limits.max_waiting and not request.admitted:
-            return Refusal(
-                kind="line_full", message=f"{self._reason(answer)}, and {len(self._waiting)} requests wait already"
-            )
+            message = f"{self._reason(answer)}, and {len(self._waiting)} requests wait already"
+            return Refusal(serial=ask.serial, kind="line_full", message=message)
         request.ask, request.until = ask, now + self._limits.max_wait_s
         self._waiting[request.number] = request
         self._join(request, answer)
@@ -125,8 +127,9 @@ class Dispatcher:
         self.look_again(now)
         for request in [each for each in self._waiting.values() if now >= each.until]:
             assert request.lane is not None, "waiting outside of any lane"
+            assert request.ask is not None, "waiting for nothing"
             message = f"waited {self._limits.max_wait_s:g} s in line: {self._reason(request.lane)}"
-            self._tell(request, Refusal(kind="waited_too_long", message=message))
+            self._tell(request, Refusal(serial=request.ask.serial, kind="waited_too_long", message=message))
 
     @property
     def waiting(self) -> int:
@@ -172,13 +175,13 @@ class Dispatcher:
             return self._place(request, ask, role, pairs, now)
         if alone:
             return self._place(request, ask, "colocated", alone, now)
-        return Refusal(kind="no_replica", message=self._missing())
+        return Refusal(serial=ask.serial, kind="no_replica", message=self._missing())
 
     def _decide_second(self, request: _Request, ask: Ask, epoch: int, now: float) -> Grant | Refusal | Lane:
         if not self.gate.may_continue:
             return _GATE
         if epoch not in self.fleet.epochs_with("decode"):
-            return Refusal(kind="no_pair", message=f"no usable decode replica in epoch {epoch}")
+            return Refusal(serial=ask.serial, kind="no_pair", message=f"no usable decode replica in epoch {epoch}")
         return self._place(request, ask, "decode", [epoch], now)
 
     def _place(
@@ -192,13 +195,14 @@ class Dispatcher:
         if not request.admitted:
             request.admitted = True
             self._admitted += 1
-        return self._grant(made)
+        return self._grant(ask, made)
 
-    def _grant(self, made: Reservation) -> Grant:
+    def _grant(self, ask: Ask, made: Reservation) -> Grant:
         member = made.member
         assert member.epoch is not None, f"{member.name} was chosen without an epoch"
         return Grant(
             ticket=made.ticket,
+            serial=ask.serial,
             role=member.role,
             replica=member.name,
             url=member.url,

@@ -31,11 +31,19 @@ class Granted(msgspec.Struct, frozen=True):
 
     grant: Grant
 
+    @property
+    def serial(self) -> int:
+        return self.grant.serial
+
 
 class Refused(msgspec.Struct, frozen=True):
     """The dispatcher has none to give."""
 
     refusal: Refusal
+
+    @property
+    def serial(self) -> int:
+        return self.refusal.serial
 
 
 class LegAnswered(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,23 +55,19 @@ from router.core.events import (
     Thawed,
     TimeReached,
 )
+from router.core.failures import ABORTED_STATUS, ASKED_TO_END, FAILURE_STATUS, INTERRUPTED, failed, passed_on, unserved
 from router.core.fanout import samples, samples_per_prompt
 from router.core.legs import Legs
-from router.core.replies import JSON, Reply, error_event, error_reply, retry_headers
+from router.core.replies import Reply, error_event, error_reply
 from router.core.retry import backoff_s
 from router.core.rules import FlowTools
 from router.core.split import ClientBody, check_split, merge_reply, parse_body, read_prefill_reply, reply_failed
 from router.core.stream import StreamMerge, failed_event
-from router.core.table import LegFailure
 
 State = Literal["new", "asking", "prefill", "asking_second", "decode", "relaying", "resting", "parked", "done"]
 
-_FAILURE_STATUS: dict[LegFailure, int] = {"unreachable": 503, "broken": 502, "timeout": 504, "engine_error": 502}
 _BYTES_PER_TOKEN = 4
-_ABORTED_STATUS = 499
-"""What nginx writes down for a client that closed its request; here somebody closed it on the client's behalf."""
-_INTERRUPTED = "new weights are being installed and running requests are ended: send the request again"
-_ASKED_TO_END = "the request was aborted"
+_LOOK_AGAIN_S = 0.5
 
 
 class Flow:
@@ -84,7 +80,7 @@ class Flow:
         self._tools = tools
         self._gate, self._budget, self._rules = tools.gate, tools.budget, tools.rules
         self._deadline = 0.0
-        self._attempts = self._retries = 0
+        self._attempts = self._retries = self._asks = 0
         self._avoid: frozenset[str] = frozenset()
         self._merge: StreamMerge | None = None
         self._story: list[str] = []
@@ -95,12 +91,21 @@ class Flow:
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Take one event; what the shell has to do, in order."""
+        if isinstance(event, Granted | Refused) and event.serial != self._asks:
+            # It answers an older question: one that the request no longer waits for.
+            return [EndLeg(LegEnd(event.grant.ticket, "cancelled"))] if isinstance(event, Granted) else []
         handler = _TRANSITIONS.get((self.state, type(event)))
         self._story.append(self.state)
         if handler is None:
             raise InvalidTransition(f"{' > '.join(self._story)}: {type(event).__name__}")
         commands: list[Command] = handler(self, event, now)
         return commands
+
+    def give_up(self) -> int | None:
+        """The shell could not go on: nothing more comes out of this flow. The ticket that it still holds."""
+        self.state = "done"
+        legs = getattr(self, "legs", None)
+        return legs.live.grant.ticket if legs is not None and legs.live is not None else None
 
     # -- arrival and attempts ------------------------------------------------------------------------------
 
@@ -129,8 +134,10 @@ class Flow:
     def _ask(self, state: State, handoff_epoch: int | None) -> list[Command]:
         assert self.legs.live is None, "asking beside a live leg"
         self.state = state
+        self._asks += 1
         ask = Ask(
             request=self._arrival.number,
+            serial=self._asks,
             session=self._body.session_id,
             tokens=len(self._arrival.body) // _BYTES_PER_TOKEN + 1,
             avoid=self._avoid,
@@ -145,7 +152,7 @@ class Flow:
             return self._back_in_line(grant, None)
         if grant.role != "colocated":
             # Not at arrival: only now it is known that the legs are separate.
-            end = EndLeg(LegEnd(ticket=grant.ticket, outcome="cancelled"))
+            end = EndLeg(LegEnd(grant.ticket, "cancelled"))
             try:
                 parts = samples(self._body, limit=self._rules.max_samples)
                 if parts is not None:
@@ -162,14 +169,14 @@ class Flow:
             return self._back_in_line(event.grant, event.grant.epoch)
         sent = self.legs.send_second(event.grant, now)
         if sent is None:
-            end = EndLeg(LegEnd(ticket=event.grant.ticket, outcome="expired"))
+            end = EndLeg(LegEnd(event.grant.ticket, "expired"))
             return [end, *self._renew_handoff(event.grant.epoch, now)]
         self.state = "decode"
         return sent
 
     def _back_in_line(self, grant: Grant, handoff_epoch: int | None) -> list[Command]:
         """The gate has closed while the answer was on its way."""
-        end = EndLeg(LegEnd(ticket=grant.ticket, outcome="cancelled"))
+        end = EndLeg(LegEnd(grant.ticket, "cancelled"))
         return [end, *self._ask(self.state, handoff_epoch)]
 
     def _refused(self, event: Refused, _now: float) -> list[Command]:
@@ -219,21 +226,21 @@ class Flow:
         return [*commands, *self._answer(Reply(status=event.status, body=body, content_type=event.content_type))]
 
     def _streaming(self, event: LegStreaming, now: float) -> list[Command]:
-        leg = self.legs.live_leg(event.leg)
+        replica = self.legs.live_leg(event.leg).grant.replica
         if self.state == "prefill" or failed_event(event.head):
             detail = "the engine answered with " + ("a stream" if self.state == "prefill" else "an error event")
             if not self._gate.may_close:
-                return self._stop(502, f"{leg.grant.replica}: {detail}", now)
+                return self._stop(502, f"{replica}: {detail}", now)
             closed = self.legs.close("engine_error", now, blamed=True)
-            return [*closed, *self._try_again(leg.grant.replica, "engine_error", detail, now)]
+            return [*closed, *self._try_again(replica, failed("engine_error", replica, detail), now)]
         making = self.legs.making
         self._merge = StreamMerge(self.legs.prefill, label=making.label if self._body.wants_label else None)
         making.delivered()
         self.state = "relaying"
         return [
             StartRelay(
-                leg=leg.number,
-                replica=leg.grant.replica,
+                leg=event.leg,
+                replica=replica,
                 headers=making.headers(),
                 content_type=event.content_type,
                 first=self._merge.feed(event.head),
@@ -254,36 +261,30 @@ class Flow:
     # -- failures ------------------------------------------------------------------------------------------
 
     def _leg_failed(self, event: LegFailed, now: float) -> list[Command]:
-        leg = self.legs.live_leg(event.leg)
+        replica = self.legs.live_leg(event.leg).grant.replica
         ended = self.legs.end(event.failure, now, blamed=True)
-        return [*ended, *self._try_again(leg.grant.replica, event.failure, event.detail, now)]
+        return [*ended, *self._try_again(replica, failed(event.failure, replica, event.detail), now)]
 
     def _stream_broke(self, event: LegFailed, now: float) -> list[Command]:
         """The client has seen bytes: it is told inside its stream, where OpenAI clients look for errors."""
         leg = self.legs.live_leg(event.leg)
         message = f"{leg.grant.replica} stopped in the middle of its reply: {event.detail}"
-        last = error_event(_FAILURE_STATUS[event.failure], message)
+        last = error_event(FAILURE_STATUS[event.failure], message)
         return [*self.legs.end(event.failure, now, blamed=True), EndRelay(last=last), self._leave()]
 
     def _not_served(self, event: LegAnswered, now: float) -> list[Command]:
         """A reply that is no success: the client's mistake, or the engine's failure."""
-        leg = self.legs.live_leg(event.leg)
-        headers = retry_headers(event.status)
-        reply = Reply(status=event.status, body=event.body, content_type=event.content_type, headers=headers)
+        replica = self.legs.live_leg(event.leg).grant.replica
         if 400 <= event.status < 500:
-            return [*self.legs.end("client_error", now), *self._answer(reply)]
-        own = reply if event.status >= 500 and event.content_type.startswith(JSON) else None
-        detail = f"the engine answered {event.status}" + (" and failed" if event.status < 300 else "")
+            return [*self.legs.end("client_error", now), *self._answer(passed_on(event))]
         ended = self.legs.end("engine_error", now, blamed=True)
-        return [*ended, *self._try_again(leg.grant.replica, "engine_error", detail, now, own)]
+        return [*ended, *self._try_again(replica, unserved(event, replica), now)]
 
-    def _try_again(
-        self, replica: str, failure: LegFailure, detail: str, now: float, reply: Reply | None = None
-    ) -> list[Command]:
-        """Run a fresh attempt while that is allowed, else answer, if possible with the engine's own reply."""
+    def _try_again(self, replica: str, reply: Reply, now: float) -> list[Command]:
+        """Run a fresh attempt while that is allowed, else give this reply."""
         self._avoid |= {replica}
         if self._attempts > self._rules.retries or now >= self._deadline or not self._budget.take():
-            return self._answer(reply or error_reply(_FAILURE_STATUS[failure], f"{replica}: {detail}"))
+            return self._answer(reply)
         self.state = "resting"
         pause_s = backoff_s(self._rules.retry_backoff_s, self._retries, self._arrival.number)
         self._retries += 1
@@ -298,17 +299,15 @@ class Flow:
         return [*self.legs.drop_handoff(), *self._answer(error_reply(504, self._time_message()))]
 
     def _leg_too_slow(self, _event: TimeReached, now: float) -> list[Command]:
-        leg = self.legs.live_leg()
+        replica = self.legs.live_leg().grant.replica
         if now >= self._deadline:
-            return self._stop(504, f"{leg.grant.replica}: {self._time_message()}", now)
+            return self._stop(504, f"{replica}: {self._time_message()}", now)
         if not self._gate.may_close:
-            return [Pause(until=self._deadline)]
+            # Nothing is closed now; soon it may be.
+            return [Pause(until=min(self._deadline, now + _LOOK_AGAIN_S))]
         detail = f"no answer within {self._rules.leg_timeout_s or 0:g} s"
         closed = self.legs.close("timeout", now, blamed=True)
-        return [*closed, *self._try_again(leg.grant.replica, "timeout", detail, now)]
-
-    def _stream_too_long(self, _event: TimeReached, now: float) -> list[Command]:
-        return self._stop(504, f"{self.legs.live_leg().grant.replica}: {self._time_message()}", now)
+        return [*closed, *self._try_again(replica, failed("timeout", replica, detail), now)]
 
     def _client_gone(self, _event: ClientGone, now: float) -> list[Command]:
         stopped = self.legs.stop("cancelled", now, may_close=self._gate.may_close)
@@ -317,7 +316,7 @@ class Flow:
     def _interrupted(self, event: Interrupted, now: float) -> list[Command]:
         """Someone other than the client ends the request, or has it run again under the next weights."""
         if event.how == "asked":
-            return self._stop(_ABORTED_STATUS, _ASKED_TO_END, now)
+            return self._stop(ABORTED_STATUS, ASKED_TO_END, now)
         if event.how == "keep":
             self.legs.making.kept |= self.legs.live is not None
             return []
@@ -326,7 +325,7 @@ class Flow:
         if event.how == "readmit" and self.state != "relaying":
             self._attempts -= 1  # an update is nobody's failure
             return [*self.legs.stop("cancelled", now, may_close=True), CountReadmitted(), *self._start_attempt()]
-        return self._stop(503, _INTERRUPTED, now)
+        return self._stop(503, INTERRUPTED, now)
 
     def _stop(self, status: int, message: str, now: float) -> list[Command]:
         """End the request with an error, wherever it is."""
@@ -392,7 +391,7 @@ _TRANSITIONS: dict[tuple[State, type[Event]], Callable[[Flow, Any, float], list[
     ("decode", TimeReached): Flow._leg_too_slow,
     ("relaying", StreamEnded): Flow._stream_ended,
     ("relaying", LegFailed): Flow._stream_broke,
-    ("relaying", TimeReached): Flow._stream_too_long,
+    ("relaying", TimeReached): Flow._leg_too_slow,
     ("resting", TimeReached): Flow._rested,
     **{(_PARKED, end): Flow._unparked for end in (LegAnswered, LegFailed, HandoffExpired, StreamEnded, Thawed)},
     **{(state, ClientGone): Flow._client_gone for state in _LIVE},

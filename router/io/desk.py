@@ -58,6 +58,9 @@ class Desk:
 
     def end_leg(self, end: LegEnd) -> None:
         self.dispatcher.end_leg(end, time.monotonic())
+        if end.failure is not None and end.blamed:
+            # It may have cost a replica its place: who waits for one must not wait in vain.
+            self.dispatcher.look_again(time.monotonic())
         self._deliver_soon()
 
     def leave(self, number: int) -> None:

@@ -8,6 +8,7 @@ callbacks: a request costs no task.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from router.core.asks import Grant, Refusal
+from router.core.asks import Grant, LegEnd, Refusal
 from router.core.commands import (
     Answer,
     AskReplica,
@@ -49,7 +50,7 @@ from router.core.events import (
     TimeReached,
 )
 from router.core.flow import Flow
-from router.core.replies import Reply
+from router.core.replies import Reply, error_reply
 from router.core.rules import FlowTools
 from router.core.stream import StreamMerge
 from router.io.alarms import Alarms
@@ -58,6 +59,8 @@ from router.io.gathering import Gathering
 from router.io.leg import Leg
 from router.io.metrics import Metrics
 from router.io.upstream import Upstream
+
+_log = logging.getLogger(__name__)
 
 _MAX_ECHO = 256
 CLIENT_GONE = 499
@@ -146,12 +149,14 @@ class Exchange:
             while self._events:
                 for command in self.flow.step(self._events.pop(0), time.monotonic()):
                     _CARRY_OUT[type(command)](self, command)
+        except Exception:
+            _log.exception("request %s failed in state %s", self.facts.key, self.flow.state)
+            self._give_up()
         finally:
             self._busy = False
 
     def decided(self, answer: Grant | Refusal) -> None:
         """The dispatcher has answered."""
-        self._tools.alarms.clear(self)
         self.feed(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
 
     def leg_over(self, event: LegAnswered | LegFailed | HandoffExpired | StreamEnded) -> None:
@@ -192,6 +197,23 @@ class Exchange:
 
     def time_reached(self) -> None:
         self.feed(TimeReached())
+
+    def _give_up(self) -> None:
+        """A mistake of ours must cost one request, not a replica's room or a client's patience."""
+        self._events.clear()
+        self._tools.alarms.clear(self)
+        ticket = self.flow.give_up()
+        if self.leg is not None:
+            self._tools.upstream.forget(self.leg)
+            self.leg.close()
+        if ticket is not None:
+            self._tools.desk.end_leg(LegEnd(ticket=ticket, outcome="cancelled"))
+        self._tools.desk.leave(self.facts.number)
+        if self._merge is None:
+            reply = error_reply(500, "the router failed on this request; its log has the reason")
+            self.reply(reply.status, [("Content-Type", reply.content_type)], reply.body)
+        else:
+            self.end()
 
     # -- towards the client; a gathering uses them too -----------------------------------------------------
 

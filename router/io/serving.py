@@ -54,6 +54,8 @@ class Serving:
         self.gate = gate
         self._upstream = upstream
         self._parked: list[Exchange] = []
+        self._lost: list[ReplicaLost] = []
+        """Replicas that went while nothing could be closed."""
 
     # -- for the desk --------------------------------------------------------------------------------------
 
@@ -75,6 +77,8 @@ class Serving:
         """A replica is gone: its legs end, and their flows go on at once."""
         if self.gate.may_close:
             self._upstream.end_legs(lost)
+        else:
+            self._lost.append(lost)
 
     async def gate_moved(self, state: GateState) -> None:
         self.gate_moved_to(state)
@@ -88,6 +92,9 @@ class Serving:
                 # Some have ended by themselves meanwhile.
                 if exchange.facts.number in self.open:
                     exchange.feed(Thawed())
+            lost, self._lost = self._lost, []
+            for each in lost:
+                self._upstream.end_legs(each)
 
     async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> int:
         """Tell the open requests, or those with this id, that they must not go on as they are; how many were told."""

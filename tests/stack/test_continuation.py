@@ -51,7 +51,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "chat without a cap": (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": TEXT * 12}], "temperature": 0},
+        {"messages": [{"role": "user", "content": TEXT * 14}], "temperature": 0},
     ),
     "generate": ("/inference/v1/generate", {"token_ids": TOKENS, "sampling_params": SAMPLING}),
     "generate, text": (

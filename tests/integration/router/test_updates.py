@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -33,7 +34,7 @@ async def _client(made: Bench, name: str, stream: bool, stop: asyncio.Event, see
 async def _update(made: Bench, epoch: int, mode: str) -> None:
     """A barrier, as the control plane does it."""
     order = {"update": epoch, "attempt": 1}
-    commands = [
+    commands: list[tuple[str, dict[str, Any]]] = [
         ("/gate", {"gate": "holding", "step": 1}),
         ("/in_flight", {"mode": mode, "step": 2}),
         ("/gate", {"gate": "frozen", "step": 3}),

@@ -29,7 +29,7 @@ class Room:
         self.dispatcher = Dispatcher(fleet=self.fleet, gate=self.gate, epochs=self.epochs, limits=Limits(**limits))
 
     def ask(self, number: int, *, now: float = 0.0, tokens: int = 1, session: str | None = None, **more: Any) -> Answer:
-        return self.dispatcher.ask(Ask(request=number, session=session, tokens=tokens, **more), now)
+        return self.dispatcher.ask(Ask(request=number, serial=1, session=session, tokens=tokens, **more), now)
 
     def granted(self, number: int, **asked: Any) -> Grant:
         answer = self.ask(number, **asked)

@@ -131,7 +131,7 @@ def test_a27_the_deadline_is_told_and_closes_later(state: str) -> None:
 @pytest.mark.parametrize("state", ["prefill", "decode"])
 def test_a27_the_time_of_a_leg_does_not_end_it_while_frozen(state: str) -> None:
     driver = frozen_in(state)
-    assert driver.time(10.0) == [Pause(until=240.0)]
+    assert driver.time(10.0) == [Pause(until=10.5)]
     driver.gate.set("open")
     if state == "prefill":
         driver.hand_over(now=20.0)

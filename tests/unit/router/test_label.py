@@ -9,7 +9,15 @@ from router.core.label import Making
 
 def grant(role: Any, replica: str, epoch: int = 5, version: str = "v5", reason: Any = "new") -> Grant:
     return Grant(
-        ticket=1, role=role, replica=replica, url="http://x", instance="i", epoch=epoch, version=version, reason=reason
+        ticket=1,
+        serial=1,
+        role=role,
+        replica=replica,
+        url="http://x",
+        instance="i",
+        epoch=epoch,
+        version=version,
+        reason=reason,
     )
 
 

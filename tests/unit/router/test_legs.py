@@ -41,7 +41,7 @@ def make_legs() -> Legs:
 
 def grant(role: Any = "prefill", epoch: int = 5) -> Grant:
     return Grant(
-        ticket=70, role=role, replica=f"{role}-0", url="http://x", instance="life", epoch=epoch, version="v",
+        ticket=70, serial=1, role=role, replica=f"{role}-0", url="http://x", instance="life", epoch=epoch, version="v",
         reason="new",
     )  # fmt: skip
 
