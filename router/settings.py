@@ -136,6 +136,10 @@ class RouterSettings(_Model):
     skip_prefill_below_tokens: int = Field(0, ge=0)
     """A follow-up whose new part is estimated to be shorter goes straight to the decode replica that has the rest; 0:
     never."""
+    readmit_streams: bool = False
+    """Keep the tokens that streams deliver, so that a stream whose leg is ended for an update goes on under the next
+    weights. Costs a few microseconds per token; without it such a stream ends with an error event (requests that have
+    not begun to stream are run again in any case)."""
     max_samples: int = Field(128, ge=1)
     """Samples times prompts that one request may ask for."""
     max_body_bytes: int = Field(64 * 1024 * 1024, gt=0)

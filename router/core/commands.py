@@ -7,9 +7,9 @@ from typing import Literal
 import msgspec
 
 from router.core.asks import Ask, LegEnd, LegOutcome, Reason
+from router.core.client_stream import Relay
 from router.core.replies import Reply
 from router.core.split import ClientBody
-from router.core.stream import StreamMerge
 from router.settings import EngineRole
 
 HandoffOutcome = Literal["sent", "missing", "expired", "unused"]
@@ -91,7 +91,15 @@ class StartRelay(msgspec.Struct, frozen=True, kw_only=True):
     headers: tuple[tuple[str, str], ...]
     content_type: str
     first: bytes
-    merge: StreamMerge
+    merge: Relay
+
+
+class ContinueRelay(msgspec.Struct, frozen=True, kw_only=True):
+    """Go on with the client's reply, which began with another leg: write `first`, relay this leg's further bytes."""
+
+    leg: int
+    first: bytes
+    merge: Relay
 
 
 class EndRelay(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,6 +153,7 @@ Command = (
     | Pause
     | Answer
     | StartRelay
+    | ContinueRelay
     | EndRelay
     | GatherSamples
     | Count

@@ -98,13 +98,10 @@ class RelayedStream:
         return self._merge.engine_failed
 
     @property
-    def line_too_long(self) -> bool:
-        return self._merge.line_too_long
-
-    @property
-    def strayed(self) -> str | None:
-        """Why the leg has to end: see `Continued`."""
-        return self._continued.strayed if self._continued is not None else None
+    def broken(self) -> str | None:
+        """Why the leg has to end: see `StreamMerge` and `Continued`."""
+        strayed = self._continued.strayed if self._continued is not None else None
+        return strayed or self._merge.broken
 
     def feed(self, data: bytes) -> bytes:
         lines = self._merge.feed(data)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from router.core.events import LegAnswered
-from router.core.replies import JSON, Reply, error_reply, retry_headers
+from router.core.replies import JSON, Reply, error_event, error_reply, retry_headers
 from router.core.table import LegFailure
 
 FAILURE_STATUS: dict[LegFailure, int] = {"unreachable": 503, "broken": 502, "timeout": 504, "engine_error": 502}
@@ -26,6 +26,13 @@ def unserved(event: LegAnswered, replica: str) -> Reply:
         return passed_on(event)
     detail = f"the engine answered {event.status}" + (" and failed" if event.status < 300 else "")
     return failed("engine_error", replica, detail)
+
+
+def as_event(reply: Reply) -> bytes:
+    """An error reply for a client whose stream has begun."""
+    if reply.status >= 400 and reply.content_type.startswith(JSON) and b"\n" not in reply.body:
+        return b"\n\ndata: %b\n\n" % reply.body
+    return error_event(max(reply.status, 502), "an engine did not go on with the stream")
 
 
 def failed(failure: LegFailure, replica: str, detail: str) -> Reply:

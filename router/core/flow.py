@@ -1,10 +1,10 @@
-"""One client request, from its arrival to its end: events in, commands out.
+r"""One client request, from its arrival to its end: events in, commands out.
 
 `io/exchange.py` makes a `Flow` per request, feeds it what happens and does what it says. Which replica, and when, is
 the dispatcher's answer; the bodies are `split.py`'s.
 
     new --> asking --Granted--> prefill --P reply--> asking_second --Granted--> decode --first line--> relaying --> done
-              ^                                                                   |  \\--whole reply--> done
+              ^                                                                   |  \--whole reply--> done
               +------------------------ resting, a fresh attempt -----------------+
 A fleet of colocated replicas has one leg, which lives in the state "decode". At most one leg is alive, so a request
 never has two live copies. While the gate is frozen a leg that nobody waits for any more is "parked", not closed.
@@ -21,21 +21,20 @@ Rules that are easy to undo by accident:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any
 
-from router.core.asks import Ask, Grant, LegEnd
+from router.core.asks import LegEnd
+from router.core.client_stream import ClientStream
 from router.core.commands import (
     Answer,
-    AskReplica,
     Command,
+    ContinueRelay,
     CountClientGone,
     CountHandoff,
-    CountReadmitted,
     CountRetry,
     EndLeg,
     EndRelay,
     GatherSamples,
-    Leave,
     Pause,
     StartRelay,
 )
@@ -55,39 +54,27 @@ from router.core.events import (
     Thawed,
     TimeReached,
 )
-from router.core.failures import ABORTED_STATUS, ASKED_TO_END, FAILURE_STATUS, INTERRUPTED, failed, passed_on, unserved
+from router.core.failures import (
+    ABORTED_STATUS,
+    ASKED_TO_END,
+    FAILURE_STATUS,
+    INTERRUPTED,
+    failed,
+    passed_on,
+    unserved,
+)
 from router.core.fanout import samples, samples_per_prompt
 from router.core.legs import Legs
+from router.core.moves import Moves, State
 from router.core.replies import Reply, error_event, error_reply
-from router.core.retry import backoff_s
-from router.core.rules import FlowTools
-from router.core.split import ClientBody, check_split, merge_reply, parse_body, read_prefill_reply, reply_failed
-from router.core.stream import StreamMerge, failed_event
+from router.core.split import check_split, merge_reply, parse_body, read_prefill_reply, reply_failed
+from router.core.stream import failed_event
 
-State = Literal["new", "asking", "prefill", "asking_second", "decode", "relaying", "resting", "parked", "done"]
-
-_BYTES_PER_TOKEN = 4
 _LOOK_AGAIN_S = 0.5
 
 
-class Flow:
+class Flow(Moves):
     """See the module text."""
-
-    def __init__(self, tools: FlowTools) -> None:
-        self.state: State = "new"
-        self.client_request_id: str | None = None
-        """The id in the client's body, known after `Arrived`."""
-        self._tools = tools
-        self._gate, self._budget, self._rules = tools.gate, tools.budget, tools.rules
-        self._deadline = 0.0
-        self._attempts = self._retries = self._asks = 0
-        self._avoid: frozenset[str] = frozenset()
-        self._merge: StreamMerge | None = None
-        self._story: list[str] = []
-        self._arrival: Arrived
-        self._body: ClientBody
-        self.legs: Legs
-        """These three are there from the arrival on."""
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Take one event; what the shell has to do, in order."""
@@ -101,13 +88,7 @@ class Flow:
         commands: list[Command] = handler(self, event, now)
         return commands
 
-    def give_up(self) -> int | None:
-        """The shell could not go on: nothing more comes out of this flow. The ticket that it still holds."""
-        self.state = "done"
-        legs = getattr(self, "legs", None)
-        return legs.live.grant.ticket if legs is not None and legs.live is not None else None
-
-    # -- arrival and attempts ------------------------------------------------------------------------------
+    # -- arrival and grants ------------------------------------------------------------------------------
 
     def _arrived(self, event: Arrived, now: float) -> list[Command]:
         self._arrival = event
@@ -123,28 +104,9 @@ class Flow:
             self.state = "done"
             return [Answer(reply=error_reply(400, refused.message, refused.param))]
         self.client_request_id = self._body.request_id
-        self.legs = Legs(self._body, event, self._tools, self._deadline)
+        self._stream = ClientStream(self._body, kept=self._rules.readmit_streams)
+        self.legs = Legs(self._body, self._stream.asked, event, self._tools, self._deadline)
         return self._start_attempt()
-
-    def _start_attempt(self) -> list[Command]:
-        self._attempts += 1
-        self.legs.begin_attempt()
-        return self._ask("asking", None)
-
-    def _ask(self, state: State, handoff_epoch: int | None) -> list[Command]:
-        assert self.legs.live is None, "asking beside a live leg"
-        self.state = state
-        self._asks += 1
-        ask = Ask(
-            request=self._arrival.number,
-            serial=self._asks,
-            session=self._body.session_id,
-            tokens=len(self._arrival.body) // _BYTES_PER_TOKEN + 1,
-            avoid=self._avoid,
-            handoff_epoch=handoff_epoch,
-            min_version=self._arrival.min_version,
-        )
-        return [AskReplica(ask=ask, until=self._deadline)]
 
     def _first_granted(self, event: Granted, now: float) -> list[Command]:
         grant = event.grant
@@ -174,11 +136,6 @@ class Flow:
         self.state = "decode"
         return sent
 
-    def _back_in_line(self, grant: Grant, handoff_epoch: int | None) -> list[Command]:
-        """The gate has closed while the answer was on its way."""
-        end = EndLeg(LegEnd(grant.ticket, "cancelled"))
-        return [end, *self._ask(self.state, handoff_epoch)]
-
     def _refused(self, event: Refused, _now: float) -> list[Command]:
         refusal, dropped = event.refusal, self.legs.drop_handoff()
         if refusal.kind == "no_pair" and self._attempts <= self._rules.retries:
@@ -186,7 +143,7 @@ class Flow:
             return [*dropped, CountRetry(), *self._start_attempt()]
         return [*dropped, *self._answer(error_reply(503, refusal.message))]
 
-    # -- replies of engines --------------------------------------------------------------------------------
+    # -- replies of engines ------------------------------------------------------------------------------
 
     def _prefill_answered(self, event: LegAnswered, now: float) -> list[Command]:
         leg = self.legs.live_leg(event.leg)
@@ -208,14 +165,6 @@ class Flow:
         epoch = self.legs.live_leg(event.leg).grant.epoch
         return [*self.legs.end("expired", now), *self._renew_handoff(epoch, now)]
 
-    def _renew_handoff(self, epoch: int, now: float) -> list[Command]:
-        """In place of a handoff that is too old: a fresh attempt, or a D leg that runs the prompt itself."""
-        self.legs.forget_handoff()
-        expired = CountHandoff(outcome="expired")
-        if self._attempts <= self._rules.retries and now < self._deadline:
-            return [expired, CountRetry(), *self._start_attempt()]
-        return [expired, *self._ask("asking_second", epoch)]
-
     def _decode_answered(self, event: LegAnswered, now: float) -> list[Command]:
         if not 200 <= event.status < 300 or reply_failed(event.body):
             return self._not_served(event, now)
@@ -233,32 +182,35 @@ class Flow:
                 return self._stop(502, f"{replica}: {detail}", now)
             closed = self.legs.close("engine_error", now, blamed=True)
             return [*closed, *self._try_again(replica, failed("engine_error", replica, detail), now)]
-        making = self.legs.making
-        self._merge = StreamMerge(self.legs.prefill, label=making.label if self._body.wants_label else None)
+        making, begun = self.legs.making, self._stream.begun
+        relay = self._stream.open(self.legs.prefill, making.label if self._body.wants_label else None)
         making.delivered()
         self.state = "relaying"
+        if begun:
+            return [ContinueRelay(leg=event.leg, first=relay.feed(event.head), merge=relay)]
         return [
             StartRelay(
                 leg=event.leg,
                 replica=replica,
                 headers=making.headers(),
                 content_type=event.content_type,
-                first=self._merge.feed(event.head),
-                merge=self._merge,
+                first=relay.feed(event.head),
+                merge=relay,
             )
         ]
 
     def _stream_ended(self, event: StreamEnded, now: float) -> list[Command]:
         self.legs.live_leg(event.leg)
-        assert self._merge is not None, "relaying without a merge"
-        if self._merge.engine_failed:
+        relay = self._stream.relay
+        assert relay is not None, "relaying without a relay"
+        if relay.engine_failed:
             ended = self.legs.end("engine_error", now, blamed=True)
         else:
             ended = self.legs.end("ok", now)
             self._budget.request_served()
-        return [*ended, EndRelay(last=self._merge.flush()), self._leave()]
+        return [*ended, EndRelay(last=relay.flush()), self._leave()]
 
-    # -- failures ------------------------------------------------------------------------------------------
+    # -- failures ----------------------------------------------------------------------------------------
 
     def _leg_failed(self, event: LegFailed, now: float) -> list[Command]:
         replica = self.legs.live_leg(event.leg).grant.replica
@@ -280,17 +232,7 @@ class Flow:
         ended = self.legs.end("engine_error", now, blamed=True)
         return [*ended, *self._try_again(replica, unserved(event, replica), now)]
 
-    def _try_again(self, replica: str, reply: Reply, now: float) -> list[Command]:
-        """Run a fresh attempt while that is allowed, else give this reply."""
-        self._avoid |= {replica}
-        if self._attempts > self._rules.retries or now >= self._deadline or not self._budget.take():
-            return self._answer(reply)
-        self.state = "resting"
-        pause_s = backoff_s(self._rules.retry_backoff_s, self._retries, self._arrival.number)
-        self._retries += 1
-        return [CountRetry(), Pause(until=min(self._deadline, now + pause_s))]
-
-    # -- time, clients, updates ----------------------------------------------------------------------------
+    # -- time, clients, updates --------------------------------------------------------------------------
 
     def _rested(self, _event: TimeReached, now: float) -> list[Command]:
         return self._start_attempt() if now < self._deadline else self._waited_too_long(_event, now)
@@ -322,19 +264,9 @@ class Flow:
             return []
         if self.legs.live is None and self.state != "asking_second":
             return []  # nothing is made of it yet: the line holds it
-        if event.how == "readmit" and self.state != "relaying":
-            self._attempts -= 1  # an update is nobody's failure
-            return [*self.legs.stop("cancelled", now, may_close=True), CountReadmitted(), *self._start_attempt()]
+        if event.how == "readmit":
+            return self._readmit(now)
         return self._stop(503, INTERRUPTED, now)
-
-    def _stop(self, status: int, message: str, now: float) -> list[Command]:
-        """End the request with an error, wherever it is."""
-        leg, relaying, late = self.legs.live, self.state == "relaying", status == 504
-        blamed = late and leg is not None and now - leg.sent_at >= self._rules.request_timeout_s / 2
-        ended = self.legs.stop("timeout" if late else "cancelled", now, may_close=self._gate.may_close, blamed=blamed)
-        if relaying:
-            return [*ended, EndRelay(last=error_event(status, message)), *self._left()]
-        return [*ended, Answer(reply=self._with_headers(error_reply(status, message))), *self._left()]
 
     def _unparked(self, event: Event, now: float) -> list[Command]:
         """What was left running while the gate was frozen is over, or may be closed now."""
@@ -343,30 +275,6 @@ class Flow:
 
     def _ignore(self, _event: Event, _now: float) -> list[Command]:
         return []
-
-    # -- the end -------------------------------------------------------------------------------------------
-
-    def _answer(self, reply: Reply) -> list[Command]:
-        return [Answer(reply=self._with_headers(reply)), self._leave()]
-
-    def _leave(self) -> Leave:
-        assert self.legs.live is None, "leaving a live leg behind"
-        self.state = "done"
-        return Leave(request=self._arrival.number)
-
-    def _left(self) -> list[Command]:
-        """The client has its end; the request stays as long as its parked leg."""
-        if self.legs.live is None:
-            return [self._leave()]
-        self.state = "parked"
-        return []
-
-    def _with_headers(self, reply: Reply) -> Reply:
-        headers = (*reply.headers, *self.legs.making.headers())
-        return Reply(status=reply.status, body=reply.body, content_type=reply.content_type, headers=headers)
-
-    def _time_message(self) -> str:
-        return f"no whole answer within {self._rules.request_timeout_s:g} s"
 
 
 _PARKED: State = "parked"

@@ -16,6 +16,7 @@ import msgspec
 
 from router.core.asks import Grant, LegEnd, LegOutcome
 from router.core.commands import CancelLeg, Command, CountChoice, CountHandoff, CountLeg, EndLeg, ParkLeg, SendLeg
+from router.core.continuation import Continuation
 from router.core.events import Arrived
 from router.core.label import Making
 from router.core.rules import FlowTools
@@ -40,8 +41,10 @@ class Legs:
 
     __slots__ = (
         "_arrival",
+        "_asked",
         "_attempt",
         "_body",
+        "_continuation",
         "_deadline",
         "_handoff",
         "_number",
@@ -52,17 +55,27 @@ class Legs:
         "prefill",
     )
 
-    def __init__(self, body: ClientBody, arrival: Arrived, tools: FlowTools, deadline: float) -> None:
+    def __init__(
+        self, body: ClientBody, asked: ClientBody | None, arrival: Arrived, tools: FlowTools, deadline: float
+    ) -> None:
         self.live: Leg | None = None
         self.making = Making()
         self.prefill: PrefillResult | None = None
         """What the P leg of this attempt said, for the reply of the D leg."""
         self._body = body
+        self._asked = asked or body
+        """What the engine is asked that makes the reply."""
+        self._continuation: Continuation | None = None
         self._arrival = arrival
         self._rules, self._salter = tools.rules, tools.salter
         self._deadline = deadline
         self._attempt = self._number = 0
         self._handoff: _Handoff | None = None
+
+    def go_on(self, continuation: Continuation) -> None:
+        """From now on the legs run the rest of a stream."""
+        self._continuation = continuation
+        self._body = self._asked = continuation.body
 
     def begin_attempt(self) -> None:
         """A fresh pair, with an id of its own."""
@@ -77,8 +90,9 @@ class Legs:
     def send_first(self, grant: Grant, now: float) -> list[Command]:
         """The P leg; the only leg of a colocated replica, or of a decode replica that runs the prompt itself."""
         salt = self._salter.salt(grant.epoch, self._body.cache_salt)
-        make = prefill_body if grant.role == "prefill" else single_body
-        return self._send(grant, make(self._body, salt=salt), None, now)
+        if grant.role == "prefill":
+            return self._send(grant, prefill_body(self._body, salt=salt), None, now)
+        return self._send(grant, single_body(self._asked, salt=salt), None, now)
 
     def send_second(self, grant: Grant, now: float) -> list[Command] | None:
         """The D leg, with the handoff if there is one; None if that has become too old."""
@@ -87,9 +101,9 @@ class Legs:
             return None
         salt = self._salter.salt(grant.epoch, self._body.cache_salt)
         if handoff is None:
-            return self._send(grant, decode_body(self._body, None, salt=salt), None, now)
+            return self._send(grant, decode_body(self._asked, None, salt=salt), None, now)
         self._handoff = None
-        body = decode_body(self._body, handoff.text, salt=salt)
+        body = decode_body(self._asked, handoff.text, salt=salt)
         return [CountHandoff(outcome="sent"), *self._send(grant, body, handoff.send_by, now)]
 
     def _send(self, grant: Grant, body: bytes, send_by: float | None, now: float) -> list[Command]:
@@ -98,6 +112,8 @@ class Legs:
         self.live = Leg(self._number, grant, now)
         self.making.add(grant)
         limit_s = self._rules.leg_timeout_s
+        if self._continuation is not None:
+            body = self._continuation.leg_body(body)
         return [
             CountChoice(role=grant.role, reason=grant.reason),
             SendLeg(

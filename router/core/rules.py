@@ -22,6 +22,8 @@ class FlowRules:
     """For one leg, up to its first byte."""
     handoff_lifetime_s: float
     """Lease minus margin: an older handoff is never sent."""
+    readmit_streams: bool
+    """Keep what streams deliver, so that they can go on after an update."""
     session_fields: tuple[str, ...]
     max_samples: int
     """Samples times prompts of one request."""

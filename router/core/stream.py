@@ -68,12 +68,12 @@ class StreamMerge:
                 self._limit += len(prefill.token_ids)
         self.engine_failed = False
         """An event told that the engine failed, after 200."""
-        self.line_too_long = False
-        """A line goes on past its limit. Nothing of it comes out any more: the leg has to end."""
+        self.broken: str | None = None
+        """Why the leg has to end: a line goes on past its limit. Nothing of it comes out any more."""
 
     def feed(self, data: bytes) -> bytes:
         """The whole lines that are complete by now."""
-        if self.line_too_long:
+        if self.broken is not None:
             return b""
         end = data.rfind(b"\n") + 1
         if not end:
@@ -100,7 +100,7 @@ class StreamMerge:
     def _keep(self, data: bytes) -> None:
         self._rest += data
         if len(self._rest) > self._limit:
-            self.line_too_long = True
+            self.broken = "a line of its stream goes on without end"
             self._rest.clear()
 
     def _looks_inside(self, lines: bytes) -> bool:

@@ -17,11 +17,13 @@ from typing import Any, Protocol
 import msgspec
 
 from router.core.asks import Grant, LegEnd, Refusal
+from router.core.client_stream import Relay
 from router.core.commands import (
     Answer,
     AskReplica,
     CancelLeg,
     Command,
+    ContinueRelay,
     Count,
     CountChoice,
     CountClientGone,
@@ -52,7 +54,6 @@ from router.core.events import (
 from router.core.flow import Flow
 from router.core.replies import Reply, error_reply
 from router.core.rules import FlowTools
-from router.core.stream import StreamMerge
 from router.io.alarms import Alarms
 from router.io.desk import ExchangeDesk
 from router.io.gathering import Gathering
@@ -125,7 +126,7 @@ class Exchange:
         self._status = 0
         self._events: list[Event] = []
         self._busy = False
-        self._merge: StreamMerge | None = None
+        self._merge: Relay | None = None
         self._deadline = 0.0
         self._seen_at = 0.0
         self._gathering: Gathering | None = None
@@ -174,8 +175,8 @@ class Exchange:
         out = self._merge.feed(data)
         if out:
             self._client.write(out)
-        if self._merge.line_too_long:
-            self.leg.fail("broken", "a line of its stream goes on without end")
+        if self._merge.broken is not None:
+            self.leg.fail("broken", self._merge.broken)
 
     def client_gone(self) -> None:
         self._done(CLIENT_GONE)
@@ -303,6 +304,14 @@ class Exchange:
         if not self._client.writable:
             self.client_writable(False)
 
+    def _continue_relay(self, command: ContinueRelay) -> None:
+        self._merge = command.merge
+        self._tools.alarms.set(self, self._deadline)
+        if command.first:
+            self._client.write(command.first)
+        if not self._client.writable:
+            self.client_writable(False)
+
     def _end_relay(self, command: EndRelay) -> None:
         if command.last:
             self._client.write(command.last)
@@ -344,6 +353,7 @@ _CARRY_OUT: dict[type[Command], Callable[[Exchange, Any], None]] = {
     Pause: Exchange._pause,
     Answer: Exchange._answer,
     StartRelay: Exchange._start_relay,
+    ContinueRelay: Exchange._continue_relay,
     EndRelay: Exchange._end_relay,
     GatherSamples: Exchange._gather,
     **dict.fromkeys(

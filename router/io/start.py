@@ -77,6 +77,7 @@ def exchange_tools(
         leg_timeout_s=settings.leg_timeout_s,
         handoff_lifetime_s=settings.handoff_lease_s - settings.handoff_margin_s,
         session_fields=settings.session_fields,
+        readmit_streams=settings.readmit_streams,
         max_samples=settings.max_samples,
     )
     flow = FlowTools(

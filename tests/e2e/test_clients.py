@@ -23,6 +23,7 @@ from openai.types.chat import ChatCompletionMessageParam, ChatCompletionStreamOp
 from tests.e2e.conversations import TOLERANCE
 from tests.e2e.harness import (
     CALL_TIMEOUT_S,
+    PATIENT_HANDOFF,
     UP_TIMEOUT_S,
     Headrace,
     metric,
@@ -71,9 +72,9 @@ BENCHMARK_OUTPUT = 8
 @pytest.fixture(scope="module")
 def job(headrace: Headrace, tiny_model: Path) -> Iterator[dict[str, Any]]:
     router = {"port": ROUTER_PORT, "max_waiting": 0}
-    table = split_job(NAME, tiny_model, ROUTER_PORT, router=router, monitoring={"enabled": False})
+    tables = {"router": router, "handoff": PATIENT_HANDOFF, "monitoring": {"enabled": False}}
     try:
-        yield headrace.up(table)
+        yield headrace.up(split_job(NAME, tiny_model, ROUTER_PORT, **tables))
     finally:
         headrace.down(NAME)
 

@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.e2e.conversations import TOLERANCE
-from tests.e2e.harness import CALL_TIMEOUT_S, Headrace, engine_url, job_token, router_state, split_job
+from tests.e2e.harness import CALL_TIMEOUT_S, PATIENT_HANDOFF, Headrace, engine_url, job_token, router_state, split_job
 from tests.e2e.leftovers import wait_for_nothing_held
 from tests.e2e.traffic import ALL_CLIENTS, COMPLETION, PATHS, Answers, serve
 
@@ -24,9 +24,6 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(1800)]
 NAME = "mixed-traffic"
 ROUTER_PORT = 9433
 ROLES = {"prefill": {"replicas": 2}, "decode": {"replicas": 2, "kv_offload": {"cpu": {"num_bytes": 0}}}}
-HANDOFF = {"lease": 300}
-"""Seconds. A lease is kept up by the steps of the decode engine, and on a busy machine a step can take long: what is
-read after the lease is wrong, and nobody says so."""
 ENGINES = ("prefill-0", "prefill-1", "decode-0", "decode-1")
 IN_SESSIONS = [client for client in ALL_CLIENTS if client.session is not None]
 
@@ -34,7 +31,7 @@ IN_SESSIONS = [client for client in ALL_CLIENTS if client.session is not None]
 @pytest.fixture(scope="module")
 def fleet(traffic_reference: Answers, headrace: Headrace, tiny_model: Path) -> Iterator[dict[str, Any]]:
     """The job's status; the reference engine has been stopped before."""
-    tables = {"roles": ROLES, "handoff": HANDOFF, "monitoring": {"enabled": False}}
+    tables = {"roles": ROLES, "handoff": PATIENT_HANDOFF, "monitoring": {"enabled": False}}
     try:
         yield headrace.up(split_job(NAME, tiny_model, ROUTER_PORT, **tables))
     finally:

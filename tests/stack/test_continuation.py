@@ -116,7 +116,7 @@ def streamed(path: str, body: ClientBody, cuts: tuple[int, ...]) -> bytes:
         stream = RelayedStream(StreamMerge(None), going.stream, delivered)
         for lines in events_of(path, leg, count):
             text += stream.feed(lines)
-            assert stream.strayed is None
+            assert stream.broken is None
         if count is None:
             text += stream.flush()
             break
@@ -149,7 +149,8 @@ def told(text: bytes) -> dict[str, Any]:
         "finish": [(c["finish_reason"], c["stop_reason"]) for c in choices if c["finish_reason"]],
         "versions": [spans for choice in choices if (spans := choice.get("weight_versions"))],
         "usage": usage,
-        "fields": {tuple(sorted(each)) for each in (*events, *choices)},
+        # An ending of the router's own making has no fingerprint of an engine.
+        "fields": {tuple(sorted(each.keys() - {"system_fingerprint"})) for each in (*events, *choices)},
     }
 
 
@@ -181,5 +182,6 @@ def test_a_stop_text_that_a_cut_falls_into_is_found(path: str, included: bool) -
     fields |= {"stop": [text[at : at + 4], "never said"], "include_stop_str_in_output": included}
     expected = uncut(path, fields)
     assert expected["finish"] == [("stop", text[at : at + 4])]
-    for cut in range(len(expected["token_ids"]) - 6, len(expected["token_ids"]) + 2):
+    tokens = len(expected["token_ids"])
+    for cut in (tokens - 4, tokens - 3, tokens - 2, tokens - 1, tokens + 1):
         assert told(streamed(path, client_body(path, fields), (cut,))) == expected, cut

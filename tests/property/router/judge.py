@@ -92,7 +92,7 @@ class Judge:
         self.salter = Salter(b"secret")
         rules = FlowRules(
             retries=RETRIES, retry_backoff_s=0.5, request_timeout_s=TIMEOUT_S, leg_timeout_s=settings.leg_timeout_s,
-            handoff_lifetime_s=LIFETIME_S, session_fields=("session_id",), max_samples=1,
+            handoff_lifetime_s=LIFETIME_S, session_fields=("session_id",), max_samples=1, readmit_streams=False,
         )  # fmt: skip
         budget = RetryBudget.full(per_request=0.2, most=50)
         self.tools = FlowTools(gate=self.gate, salter=self.salter, budget=budget, rules=rules)

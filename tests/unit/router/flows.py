@@ -53,6 +53,7 @@ class Driver:
             leg_timeout_s=leg_timeout_s,
             handoff_lifetime_s=28.0,
             session_fields=("session_id",),
+            readmit_streams=False,
             max_samples=16,
         )
         self.budget = RetryBudget.full(per_request=0.2, most=budget)

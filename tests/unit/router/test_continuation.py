@@ -55,8 +55,8 @@ class Client:
             stream = RelayedStream(StreamMerge(P_REPLY), going.stream, delivered)
             for start in range(0, len(source[:cut]), 97):
                 self.text += stream.feed(source[:cut][start : start + 97])
-                if stream.strayed is not None:
-                    self.lost = stream.strayed
+                if stream.broken is not None:
+                    self.lost = stream.broken
                     return self
             if cut is None:
                 self.text += stream.flush()

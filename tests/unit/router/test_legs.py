@@ -22,6 +22,7 @@ RULES = FlowRules(
     leg_timeout_s=30.0,
     handoff_lifetime_s=28.0,
     session_fields=("session_id",),
+    readmit_streams=False,
     max_samples=16,
 )
 BODY = b'{"prompt": "a", "max_tokens": 9, "session_id": "s", "cache_salt": "mine"}'
@@ -34,7 +35,7 @@ def make_legs() -> Legs:
     )  # fmt: skip
     body = parse_body(BODY, route="completions", session_header=None, session_fields=("session_id",))
     budget = RetryBudget.full(per_request=0.0, most=1)
-    legs = Legs(body, arrival, FlowTools(gate=Gate(), salter=SALTER, budget=budget, rules=RULES), deadline=100.0)
+    legs = Legs(body, None, arrival, FlowTools(gate=Gate(), salter=SALTER, budget=budget, rules=RULES), deadline=100.0)
     legs.begin_attempt()
     return legs
 

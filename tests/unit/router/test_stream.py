@@ -135,9 +135,9 @@ def test_events_that_say_the_engine_failed(line: bytes, failed: bool) -> None:
 def test_a_first_line_without_end_is_not_kept() -> None:
     merge = StreamMerge(None)
     assert merge.feed(b"x" * FIRST_LINE_LIMIT) == b""
-    assert not merge.line_too_long
+    assert merge.broken is None
     assert merge.feed(b"x") == b""
-    assert merge.line_too_long
+    assert merge.broken is not None
     assert (merge.feed(b'\ndata: {"a":1}\n'), merge.flush()) == (b"", b"")
 
 
@@ -145,8 +145,8 @@ def test_a_first_line_may_hold_the_prompts_token_ids_and_later_ones_more() -> No
     prefill = read_prefill_reply(json.dumps({"choices": [], "prompt_token_ids": LONG}).encode())
     merge = StreamMerge(prefill)
     merge.feed(b"x" * (FIRST_LINE_LIMIT + 5000))
-    assert not merge.line_too_long
+    assert merge.broken is None
     merge.feed(b"\n" + b"x" * (FIRST_LINE_LIMIT * 2))
-    assert not merge.line_too_long
+    assert merge.broken is None
     merge.feed(b"x" * LINE_LIMIT)
-    assert merge.line_too_long
+    assert merge.broken is not None
