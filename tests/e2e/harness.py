@@ -31,9 +31,10 @@ ENGINE = {
 }
 POOL_BYTES = 64 << 20
 PATIENT_HANDOFF = {"lease": 120}
-"""Of a fleet that is worked hard on a busy machine. A decode engine keeps a lease up as it steps, and not before it has
-connected to the prefill engine for the first time, which was seen to take a minute; what it reads after the lease may
-be another request's, and no reply says so. Not longer: a prefill engine steps without pause while a handoff is unread."""
+"""Seconds, for a fleet that is worked hard on a busy machine. A decode engine keeps a lease up as it steps, and not
+before it has connected to the prefill engine, which was seen to take a minute the first time; what it reads after the
+lease may be another request's, and no reply says so. Not longer: a prefill engine steps without pause while a handoff
+is unread."""
 
 
 def job_table(name: str, model: Path, router_port: int, **tables: Any) -> dict[str, Any]:

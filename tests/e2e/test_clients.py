@@ -17,8 +17,8 @@ from typing import Any
 
 import httpx
 import pytest
-from openai import AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError, OpenAI
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionStreamOptionsParam
+from openai import AsyncOpenAI, AsyncStream, BadRequestError, InternalServerError, NotFoundError, OpenAI
+from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, ChatCompletionStreamOptionsParam
 
 from tests.e2e.conversations import TOLERANCE
 from tests.e2e.harness import (
@@ -184,18 +184,18 @@ def test_a_closed_stream_ends_at_the_engine(client: OpenAI, job: dict[str, Any])
 def test_cancelled_tasks_end_at_the_engine(base_url: str, job: dict[str, Any]) -> None:
     """In the middle of a stream, and while waiting for a whole reply."""
 
-    long = {**GREEDY, "max_tokens": LONG}
+    long: Any = {**GREEDY, "max_tokens": LONG}
 
-    async def read_on(http: AsyncOpenAI, begun: asyncio.Event) -> None:
-        async for _ in await http.chat.completions.create(messages=MESSAGES, stream=True, **long):
-            begun.set()
+    async def read_on(stream: AsyncStream[ChatCompletionChunk]) -> None:
+        async for _ in stream:
+            pass
 
     async def cancel_both() -> None:
         async with async_client(base_url) as http:
-            begun = asyncio.Event()
             waiting = asyncio.create_task(http.completions.create(prompt=PROMPT, **long))
-            reading = asyncio.create_task(read_on(http, begun))
-            await begun.wait()
+            stream = await http.chat.completions.create(messages=MESSAGES, stream=True, **long)
+            reading = asyncio.create_task(read_on(stream))
+            await asyncio.sleep(0)
             assert not waiting.done()
             assert not reading.done()
             for task in (waiting, reading):
