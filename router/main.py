@@ -42,6 +42,7 @@ from router.io.start import (
     load_settings,
     load_token,
     loop_factory,
+    raise_open_files,
     tune_memory,
 )
 from router.io.upstream import Upstream
@@ -147,6 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         settings, token = load_settings(arguments.config), load_token(os.environ)
         tune_memory()
+        raise_open_files()
         with asyncio.Runner(loop_factory=loop_factory()) as runner:
             runner.run(serve(settings, token))
     except StartError as error:

@@ -5,9 +5,10 @@ Every default of the data plane lives here, once.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 EngineRole = Literal["prefill", "decode", "colocated"]
 PolicyName = Literal["sticky_least_loaded", "round_robin", "least_loaded", "consistent_hash", "power_of_two"]
@@ -16,6 +17,17 @@ PolicyName = Literal["sticky_least_loaded", "round_robin", "least_loaded", "cons
 
 TOKEN_FILE_VARIABLE = "HEADRACE_TOKEN_FILE"
 """Environment variable that names the file with the internal port's bearer token."""
+
+_ENGINE_URL = re.compile(r"http://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]+))?")
+_MAX_PORT = 65535
+
+
+def check_engine_url(url: str) -> str:
+    """An engine's address, to which paths are appended as they are; ValueError where it is anything else."""
+    match = _ENGINE_URL.fullmatch(url)
+    if match is None or not 0 < int(match["port"] or 80) <= _MAX_PORT:
+        raise ValueError(f"must be http://HOST or http://HOST:PORT and nothing more, but is {url!r}")
+    return url
 
 
 class _Model(BaseModel):
@@ -28,7 +40,7 @@ class EngineEndpoint(_Model):
     name: str
     """The replica's name in the plan, e.g. "decode-1"."""
     role: EngineRole
-    url: str
+    url: Annotated[str, AfterValidator(check_engine_url)]
     """Base URL without a path, e.g. "http://127.0.0.1:8200"."""
 
 
@@ -92,7 +104,8 @@ class RouterSettings(_Model):
     """Public port: OpenAI routes, /health, /ready, /metrics, /finish_session."""
     internal_host: str
     internal_port: int
-    """Control port: gate and state. Bearer token from the file named by HEADRACE_TOKEN_FILE."""
+    """Control port: gate, epochs, in-flight requests, replicas, state. Bearer token from the file named by
+    HEADRACE_TOKEN_FILE."""
     engines: tuple[EngineEndpoint, ...]
     policy: PolicySettings = StickyLeastLoaded()
     session_headers: tuple[str, ...] = ("x-session-id",)
@@ -120,6 +133,8 @@ class RouterSettings(_Model):
     connect_timeout_s: float = Field(4.0, gt=0)
     """How long a connection to an engine may take. Together with the margin it has to fit into the lease: else an
     engine that can't be reached would look like a handoff that expired, and stay in use."""
+    question_timeout_s: float = Field(10.0, gt=0)
+    """How long an engine may take to answer what generates nothing (models, tokenizing); then the next one is asked."""
     keepalive_s: float = Field(4.0, gt=0)
     """Idle upstream connections are dropped after this."""
     engine_keepalive_s: float = Field(75.0, gt=0)

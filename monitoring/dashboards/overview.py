@@ -277,8 +277,8 @@ def _router_line(series: JobSeries) -> tuple[Graph, ...]:
     return (
         Graph(
             title="Requests served and waiting",
-            description="Being served: given a leg and not over. Waiting: in line, because the gate is closed, no replica "
-            "has room, or the weight version asked for is not there yet.",
+            description="Being served: given a leg and not over. Waiting: in line, because the gate is closed, "
+            "no replica has room, or the weight version asked for is not there yet.",
             unit="short",
             queries=(
                 Query(expression=f"sum({series.gauge('headrace_router_requests_admitted')})", legend="being served"),
@@ -288,8 +288,8 @@ def _router_line(series: JobSeries) -> tuple[Graph, ...]:
         ),
         Graph(
             title="Why legs go where they go",
-            description="pinned: where the session was. new: its first. moved: elsewhere, because waiting cost more, or the "
-            "replica had no room, failed or is gone. unpinned: the policy keeps no sessions.",
+            description="pinned: where the session was. new: its first. moved: elsewhere, because waiting cost more, "
+            "or the replica had no room, failed or is gone. unpinned: the policy keeps no sessions.",
             unit="suffix: /s",
             queries=(
                 Query(

@@ -74,6 +74,7 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         max_legs_per_replica=spec.router.max_requests_per_replica,
         max_waiting=spec.router.max_waiting,
         max_wait_s=spec.router.max_wait,
+        readmit_streams=spec.weights is not None and spec.weights.in_flight == "readmit",
         skip_prefill_below_tokens=spec.router.skip_prefill_below_tokens,
         session_journal=str(facts.job_dir / "sessions.jsonl"),
         shutdown_grace_s=drain_s,

@@ -1,8 +1,7 @@
 """What a request asks the dispatcher, and what it is told.
 
 `flow.py` makes an `Ask` per leg, `dispatcher.py` answers it at once or later. All of it is plain data that can cross a
-process
-border: with several workers the dispatcher lives in another process than the flow.
+process border: with several workers the dispatcher lives in another process than the flow.
 """
 
 from __future__ import annotations
@@ -19,7 +18,9 @@ Reason = Literal["new", "pinned", "moved_wait", "moved_full", "moved_failed", "m
 elsewhere, because waiting there costs more than moving, it has no room, this request failed there, or it is gone;
 unpinned: the policy has no pins."""
 
-LegOutcome = Literal["ok", "client_error", "cancelled", "expired", "unreachable", "broken", "timeout", "engine_error"]
+LegOutcome = Literal[
+    "ok", "client_error", "cancelled", "expired", "unreachable", "broken", "timeout", "engine_error", "local"
+]
 """How a leg ended. expired: it was never sent, its handoff had become too old on the way to the connection."""
 
 
@@ -80,6 +81,6 @@ class LegEnd(msgspec.Struct, frozen=True):
     def failure(self) -> LegFailure | None:
         """The outcome as the table counts it; None if the replica did its part."""
         match self.outcome:
-            case "unreachable" | "broken" | "timeout" | "engine_error":
+            case "unreachable" | "broken" | "timeout" | "engine_error" | "local":
                 return self.outcome
         return None

@@ -38,7 +38,8 @@ class Breaker:
     rests_until: float = 0.0
 
     def leg_succeeded(self) -> None:
-        """A leg that began before the breaker opened proves nothing: only a probe and a trial close it."""
+        """Close it, unless it is open: then the leg began before, and proves nothing. On trial any leg counts, also one
+        that began before."""
         if self.state != "open":
             self.state = "closed"
             self.failures = self.opened = 0

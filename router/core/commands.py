@@ -113,6 +113,7 @@ class GatherSamples(msgspec.Struct, frozen=True, kw_only=True):
 
     body: ClientBody
     parts: list[ClientBody]
+    deadline: float
     per_prompt: int
 
 

@@ -187,9 +187,10 @@ def tracked(body: ClientBody) -> ClientBody | None:
 
 
 def with_fields(body: ClientBody, fields: Body) -> ClientBody:
-    """The body with other fields; on the generate route its sampling fields stay."""
+    """The body with other fields; on the generate route its sampling fields stay. `raw` is still what came: legs are
+    made of the fields."""
     sampling = body.sampling if body.route == "generate" else fields
-    return msgspec.structs.replace(body, fields=fields, sampling=sampling, raw=msgspec.json.encode(fields))
+    return msgspec.structs.replace(body, fields=fields, sampling=sampling)
 
 
 def with_sampling(body: ClientBody, sampling: Body) -> ClientBody:

@@ -136,6 +136,11 @@ class Dispatcher:
         return len(self._waiting)
 
     @property
+    def between_legs(self) -> int:
+        """Requests that wait with a handoff in hand."""
+        return sum(each.ask is not None and each.ask.handoff_epoch is not None for each in self._waiting.values())
+
+    @property
     def admitted(self) -> int:
         return self._admitted
 

@@ -22,6 +22,8 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     body: bytes
     session_header: str | None
     min_version: str | None
+    deadline: float | None = None
+    """Until when it has to be answered; None: the settings' time from now on."""
     request_key: str
     """Unique among all requests ever sent to these engines; ids of attempts are made from it."""
 

@@ -6,7 +6,13 @@ from router.core.events import LegAnswered
 from router.core.replies import JSON, Reply, error_event, error_reply, retry_headers
 from router.core.table import LegFailure
 
-FAILURE_STATUS: dict[LegFailure, int] = {"unreachable": 503, "broken": 502, "timeout": 504, "engine_error": 502}
+FAILURE_STATUS: dict[LegFailure, int] = {
+    "unreachable": 503,
+    "broken": 502,
+    "timeout": 504,
+    "engine_error": 502,
+    "local": 503,
+}
 ABORTED_STATUS = 499
 """What nginx writes down for a client that closed its request; here somebody closed it on the client's behalf."""
 ASKED_TO_END = "the request was aborted"

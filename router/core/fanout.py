@@ -15,7 +15,7 @@ import msgspec
 
 from router.core.errors import RequestRefused
 from router.core.split import ClientBody, Route
-from router.core.split.body import SAMPLING_FIELD
+from router.core.split.body import LABEL_FIELD, SAMPLING_FIELD
 from router.core.split.reply import LABEL
 from router.core.split.values import BODY, LIST, Body, count_prompts, is_null, read, read_number
 
@@ -150,6 +150,8 @@ def _prompts(body: ClientBody) -> list[msgspec.Raw]:
 
 def _one(body: ClientBody, prompt: msgspec.Raw | None, sample: int) -> ClientBody:
     fields = body.fields.copy()
+    # The label is of the whole reply.
+    fields.pop(LABEL_FIELD, None)
     if prompt is not None:
         fields["prompt"] = prompt
     sampling = fields if body.route != "generate" else (body.sampling or {}).copy()

@@ -31,6 +31,8 @@ class Reservation:
     member: Member
     session: Session
     tokens: int
+    epoch: int | None
+    """The member's, when the leg was placed."""
     ahead: int
     """Tokens in flight there, the leg's own included, when it was placed."""
     reason: Reason
@@ -144,7 +146,9 @@ class Fleet:
         member = self.members[name]
         if not member.instance:
             member.instance = instance
-        if not instance or member.instance == instance:
+        lost_its_fence = not instance and member.fenced
+        member.fenced = member.fenced or bool(instance)
+        if member.instance == instance or (not instance and not lost_its_fence):
             self._restore_pins(member, now)
             return True
         self.add(name=name, role=member.role, url=member.url, instance=instance).probe_passed(now)
@@ -235,7 +239,7 @@ class Fleet:
         member.tokens += tokens
         member.legs += 1
         self._touch(member)
-        made = Reservation(self._tickets, member, session, tokens, member.tokens, reason, fresh)
+        made = Reservation(self._tickets, member, session, tokens, member.epoch, member.tokens, reason, fresh)
         self._open[self._tickets] = made
         return made
 
@@ -256,7 +260,8 @@ class Fleet:
         elif end.blamed:
             was_usable = member.usable
             member.leg_failed(failure, now)
-            if was_usable and not member.usable:
+            if was_usable and not member.usable and failure in ("unreachable", "broken"):
+                # After 5xx and slow answers it only rests: what it works on for others may well succeed.
                 self._refresh(member)
                 self._lose_sessions(member)
                 self._tell_loss(ReplicaLost(replica=member.name, instance=member.instance, silent=False))
@@ -292,8 +297,8 @@ class Fleet:
     def _learn(self, reservation: Reservation, end: LegEnd) -> None:
         member, session = reservation.member, reservation.session
         if member.role != "prefill":
-            session.known_tokens, session.known_epoch = reservation.tokens, member.epoch
-        if member.role == "decode" or end.seconds <= 0:
+            session.known_tokens, session.known_epoch = reservation.tokens, reservation.epoch
+        if member.role != "prefill" or end.seconds <= 0:
             return
         member.drain.add(reservation.ahead, end.seconds)
         rates = self._rates[member.role]

@@ -31,7 +31,7 @@ from router.core.commands import (
     ContinueRelay,
     CountClientGone,
     CountHandoff,
-    CountRetry,
+    CountReadmitted,
     EndLeg,
     EndRelay,
     GatherSamples,
@@ -67,7 +67,7 @@ from router.core.fanout import samples, samples_per_prompt
 from router.core.legs import Legs
 from router.core.moves import Moves, State
 from router.core.replies import Reply, error_event, error_reply
-from router.core.split import check_split, merge_reply, parse_body, read_prefill_reply, reply_failed
+from router.core.split import check_single, check_split, merge_reply, parse_body, read_prefill_reply, reply_failed
 from router.core.stream import failed_event
 
 _LOOK_AGAIN_S = 0.5
@@ -92,7 +92,7 @@ class Flow(Moves):
 
     def _arrived(self, event: Arrived, now: float) -> list[Command]:
         self._arrival = event
-        self._deadline = now + self._rules.request_timeout_s
+        self._deadline = event.deadline if event.deadline is not None else now + self._rules.request_timeout_s
         try:
             self._body = parse_body(
                 event.body,
@@ -112,17 +112,19 @@ class Flow(Moves):
         grant = event.grant
         if not self._gate.may_start:
             return self._back_in_line(grant, None)
-        if grant.role != "colocated":
-            # Not at arrival: only now it is known that the legs are separate.
-            end = EndLeg(LegEnd(grant.ticket, "cancelled"))
-            try:
-                parts = samples(self._body, limit=self._rules.max_samples)
-                if parts is not None:
-                    gather = GatherSamples(body=self._body, parts=parts, per_prompt=samples_per_prompt(self._body))
-                    return [end, self._leave(), gather]
+        # Not at arrival: only now it is known whether the legs are separate.
+        end = EndLeg(LegEnd(grant.ticket, "cancelled"))
+        try:
+            if grant.role == "colocated":
+                check_single(self._body)
+            elif (parts := samples(self._body, limit=self._rules.max_samples)) is not None:
+                each = samples_per_prompt(self._body)
+                gather = GatherSamples(body=self._body, parts=parts, per_prompt=each, deadline=self._deadline)
+                return [end, self._leave(), gather]
+            else:
                 check_split(self._body)
-            except RequestRefused as refused:
-                return [end, *self._answer(error_reply(400, refused.message, refused.param))]
+        except RequestRefused as refused:
+            return [end, *self._answer(error_reply(400, refused.message, refused.param))]
         self.state = "prefill" if grant.role == "prefill" else "decode"
         return self.legs.send_first(grant, now)
 
@@ -138,9 +140,10 @@ class Flow(Moves):
 
     def _refused(self, event: Refused, _now: float) -> list[Command]:
         refusal, dropped = event.refusal, self.legs.drop_handoff()
-        if refusal.kind == "no_pair" and self._attempts <= self._rules.retries:
-            # The handoff's epoch has gone: the pair is made anew in another.
-            return [*dropped, CountRetry(), *self._start_attempt()]
+        if refusal.kind == "no_pair":
+            # The handoff's epoch has gone, by an update: the pair is made anew in another, as in `_readmit`.
+            self._attempts -= 1
+            return [*dropped, CountReadmitted(), *self._start_attempt()]
         return [*dropped, *self._answer(error_reply(503, refusal.message))]
 
     # -- replies of engines ------------------------------------------------------------------------------
@@ -203,6 +206,8 @@ class Flow(Moves):
         self.legs.live_leg(event.leg)
         relay = self._stream.relay
         assert relay is not None, "relaying without a relay"
+        if relay.broken is not None:
+            return self._stream_broke(LegFailed(leg=event.leg, failure="broken", detail=relay.broken), now)
         if relay.engine_failed:
             ended = self.legs.end("engine_error", now, blamed=True)
         else:

@@ -15,6 +15,8 @@ import msgspec
 from router.core.asks import Grant, Reason
 from router.settings import EngineRole
 
+HEADER_PREFIX = "x-headrace-"
+
 _Used = tuple[EngineRole, str, Reason, int, str]
 """Of a grant: role, replica, reason, epoch, version."""
 
@@ -75,6 +77,13 @@ def joined_label(makings: Sequence[Making]) -> bytes:
         single_version=len(versions) == 1 and not any(making.kept for making in makings),
     )
     return msgspec.json.encode(label)
+
+
+def joined_headers(makings: Sequence[Making]) -> tuple[tuple[str, str], ...]:
+    """The same in headers."""
+    first, *others = makings
+    rest = tuple(used for making in others for used in (*making._delivered, *making._used))
+    return _headers(first._used, (*first._delivered, *rest), any(making.kept for making in makings))
 
 
 @lru_cache(maxsize=4096)

@@ -55,12 +55,6 @@ class Moves:
         self.legs: Legs
         """These four are there from the arrival on."""
 
-    def give_up(self) -> int | None:
-        """The shell could not go on: nothing more comes out of this flow. The ticket that it still holds."""
-        self.state = "done"
-        legs = getattr(self, "legs", None)
-        return legs.live.grant.ticket if legs is not None and legs.live is not None else None
-
     # -- towards the dispatcher ----------------------------------------------------------------------------
 
     def _start_attempt(self) -> list[Command]:

@@ -1,4 +1,4 @@
-"""What the requests of a process share: their rules and what they draw from. `main.py` fills it in, `flow.py` reads
+"""What the requests of a process share: their rules and what they draw from. `io/start.py` fills it in, `flow.py` reads
 it."""
 
 from __future__ import annotations

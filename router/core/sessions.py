@@ -72,6 +72,8 @@ class Sessions:
     """All sessions. `idle_s` None: no session outlives its open requests."""
 
     idle_s: float | None
+    followed: bool = False
+    """Somebody takes the changes: only then are they collected."""
     _named: dict[str, Session] = field(default_factory=dict)
     _idle_since: dict[Session, float] = field(default_factory=dict)
     """Sessions without an open request, in the order in which they became idle."""
@@ -123,7 +125,7 @@ class Sessions:
         if before is not None:
             self._on_member[before].discard(session)
         self._on_member.setdefault(member, set()).add(session)
-        if session.id is not None:
+        if self.followed and session.id is not None:
             self._changed.add(session.id)
         return before
 
@@ -133,7 +135,7 @@ class Sessions:
         for session in sessions:
             session.set_pin(member.role, None)
             session.lost = True
-            if session.id is not None:
+            if self.followed and session.id is not None:
                 self._changed.add(session.id)
         return len(sessions)
 
@@ -181,7 +183,8 @@ class Sessions:
         self._idle_since.pop(session, None)
         if session.id is not None:
             self._named.pop(session.id, None)
-            self._changed.add(session.id)
+            if self.followed:
+                self._changed.add(session.id)
         pins = session.pins()
         for member in pins:
             self._on_member[member].discard(session)

@@ -18,9 +18,9 @@ from router.settings import EngineRole
 if TYPE_CHECKING:
     from router.core.load import LoadIndex
 
-LegFailure = Literal["unreachable", "broken", "timeout", "engine_error"]
+LegFailure = Literal["unreachable", "broken", "timeout", "engine_error", "local"]
 """How a leg failed: no connection, or a replica that was lost meanwhile; connection lost before the end; no answer in
-time; a 5xx or its like."""
+time; a 5xx or its like; the router's own machine ran out of something (files, ports, memory), which blames nobody."""
 
 ProbeFailure = Literal["slow", "refused"]
 """How a probe failed: no answer in time; anything else (no connection, a status that is not 200)."""
@@ -52,6 +52,8 @@ class Member:
     """Number of its joining; never reused."""
     rules: HealthRules
     breaker: Breaker
+    fenced: bool = False
+    """Its fence has told its instance: an answer without one comes from something else."""
     epoch: int | None = None
     """Which weights it holds; None: unknown, or not confirmed."""
     draining: bool = False
@@ -113,4 +115,5 @@ class Member:
         A 5xx alone does not take a replica out: an engine also answers so when one request's KV was lost
         in the pool, and the same engine serves the next attempt well.
         """
-        self.breaker.leg_failed(now, at_once=failure == "unreachable")
+        if failure != "local":
+            self.breaker.leg_failed(now, at_once=failure == "unreachable")

@@ -24,7 +24,7 @@ from router.io.desk import Desk
 from router.io.http1.client import split_url
 from router.io.poller import Poller
 from router.io.public import not_found
-from router.io.serving import HowInterrupted, RunningLeg
+from router.io.serving import HowInterrupted, RunningLeg, Told
 from router.settings import EngineRole
 
 _log = logging.getLogger(__name__)
@@ -42,7 +42,7 @@ class Floor(Protocol):
 
     async def running(self) -> list[RunningLeg]: ...
 
-    async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> int: ...
+    async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> Told: ...
 
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]: ...
 
@@ -122,6 +122,8 @@ class AdminRoutes:
         self._tools = tools
         self._dispatcher = tools.desk.dispatcher
         self._fleet = tools.desk.dispatcher.fleet
+        self._moving = asyncio.Lock()
+        """Held while the gate or what is in flight moves: a newer command waits for the end of an older one."""
 
     async def state(self, _request: web.Request) -> web.StreamResponse:
         dispatcher = self._dispatcher
@@ -142,20 +144,21 @@ class AdminRoutes:
 
     async def set_gate(self, request: web.Request) -> web.StreamResponse:
         """Answers when the new state holds: with a closed gate, when engines have taken all that was sent to them."""
-        asked = await self._read(request, _SetGate, "gate")
-        floor = self._tools.floor
-        if asked.gate == "open":
-            # Everyone knows that it is open before the first is let through, and that it is closed after the last was.
-            await floor.gate_moved(asked.gate)
-            self._tools.desk.set_gate(asked.gate)
-        else:
-            self._tools.desk.set_gate(asked.gate)
-            await floor.gate_moved(asked.gate)
-            unsettled = await floor.settle(asked.timeout_s)
-            if unsettled:
-                message = f"after {asked.timeout_s:g} s no engine has confirmed {', '.join(unsettled[:10])}"
-                return _respond(error_reply(409, f"the gate is {asked.gate}, but {message}", "timeout_s"))
-        running = len(await floor.running())
+        async with self._moving:
+            asked = await self._read(request, _SetGate, "gate")
+            floor = self._tools.floor
+            if asked.gate == "open":
+                # Everyone knows that it is open before the first is let through; that it is closed, after the last was.
+                await floor.gate_moved(asked.gate)
+                self._tools.desk.set_gate(asked.gate)
+            else:
+                self._tools.desk.set_gate(asked.gate)
+                await floor.gate_moved(asked.gate)
+                unsettled = await floor.settle(asked.timeout_s)
+                if unsettled:
+                    message = f"after {asked.timeout_s:g} s no engine has confirmed {', '.join(unsettled[:10])}"
+                    return _respond(error_reply(409, f"the gate is {asked.gate}, but {message}", "timeout_s"))
+            running = len(await floor.running())
         return _respond(json_reply({"gate": asked.gate, "running": running, "waiting": self._dispatcher.waiting}))
 
     async def commit_epoch(self, request: web.Request) -> web.StreamResponse:
@@ -174,6 +177,9 @@ class AdminRoutes:
             if each.instance and member.instance and each.instance != member.instance:
                 message = f"{each.name} is instance {member.instance!r} here, not {each.instance!r}"
                 return _respond(error_reply(409, message, "replicas"))
+            if member.epoch is not None and member.epoch > asked.epoch:
+                message = f"{each.name} is in epoch {member.epoch} already; an older one never comes back"
+                return _respond(error_reply(409, message, "epoch"))
         self._dispatcher.epochs.commit(asked.epoch, asked.version)
         for each in confirmed:
             self._fleet.members[each.name].instance = each.instance or self._fleet.members[each.name].instance
@@ -212,19 +218,36 @@ class AdminRoutes:
 
     async def in_flight(self, request: web.Request) -> web.StreamResponse:
         """What becomes of the requests that engines are working on, while the gate is closed."""
-        asked = await self._read(request, _InFlight, "mode")
-        if self._dispatcher.gate.state != "holding":
-            message = f"running requests are dealt with while the gate is holding; it is {self._dispatcher.gate.state}"
-            return _respond(error_reply(409, message, "mode"))
-        floor = self._tools.floor
-        running = await floor.running()
-        if asked.mode != "wait":
-            await floor.interrupt(asked.mode)
-        left = [] if asked.mode == "keep" else await floor.ended(running, asked.timeout_s)
-        if left:
-            message = f"after {asked.timeout_s:g} s these still run: {', '.join(left[:10])}"
-            return _respond(error_reply(409, message, "timeout_s"))
-        return _respond(json_reply({"mode": asked.mode, "requests": len(running)}))
+        async with self._moving:
+            asked = await self._read(request, _InFlight, "mode")
+            state = self._dispatcher.gate.state
+            if state != "holding":
+                message = f"running requests are dealt with while the gate is holding; it is {state}"
+                return _respond(error_reply(409, message, "mode"))
+            if asked.mode == "wait":
+                count, left = await self._run_out(asked.timeout_s)
+            else:
+                told = await self._tools.floor.interrupt(asked.mode)
+                kept = asked.mode == "keep"
+                count = len(told.legs)
+                left = [] if kept else await self._tools.floor.ended(told.legs, asked.timeout_s)
+            if left:
+                message = f"after {asked.timeout_s:g} s these still run: {', '.join(left[:10])}"
+                return _respond(error_reply(409, message, "timeout_s"))
+        return _respond(json_reply({"mode": asked.mode, "requests": count}))
+
+    async def _run_out(self, timeout_s: float) -> tuple[int, list[str]]:
+        """Wait until nothing runs and nobody is between two legs; how many legs were waited for, and those left."""
+        deadline, count = time.monotonic() + timeout_s, 0
+        while True:
+            running = await self._tools.floor.running()
+            count += len(running)
+            left = await self._tools.floor.ended(running, deadline - time.monotonic())
+            if left or not (running or self._dispatcher.between_legs):
+                return count, left
+            if time.monotonic() >= deadline:
+                return count, [f"{self._dispatcher.between_legs} requests between their legs"]
+            await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _read(self, request: web.Request, kind: type[_Body], param: str) -> _Body:
         try:

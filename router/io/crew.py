@@ -26,13 +26,15 @@ from router.core.gate import GateState
 from router.io import wire
 from router.io.desk import Desk
 from router.io.metrics import Counts, add_up, render
-from router.io.serving import HowInterrupted, RunningLeg
+from router.io.serving import HowInterrupted, RunningLeg, Told
 from router.io.start import StartError
 from router.settings import RouterSettings
 
 _log = logging.getLogger(__name__)
 
-_START_TIMEOUT_S = 30.0
+_START_TIMEOUT_S = 60.0
+_MOST_WORKERS = 256
+"""A request's number ends with its worker's."""
 _REST_S = 1.0
 """Before a worker that died is replaced."""
 _STOP_MARGIN_S = 5.0
@@ -60,8 +62,10 @@ class Crew:
         self._token = token
         self._workers: dict[int, _WorkerProcess] = {}
         self._retired = Counts({}, {})
-        self._numbers = 0
+        self._numbers: set[int] = set()
         self._stopping = False
+        self._told: GateState = "frozen"
+        """What workers know of the gate; one that starts is told the same."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._reserved: socket.socket | None = None
         self._port = 0
@@ -114,6 +118,7 @@ class Crew:
     # -- the floor: all workers together -------------------------------------------------------------------
 
     async def gate_moved(self, state: GateState) -> None:
+        self._told = state
         await self._ask_all(lambda number: wire.GateMoved(number, state), None)
 
     async def settle(self, timeout_s: float) -> list[str]:
@@ -122,8 +127,9 @@ class Crew:
     async def running(self) -> list[RunningLeg]:
         return _joined(await self._ask_all(wire.WantsRunning, list[RunningLeg]))
 
-    async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> int:
-        return sum(await self._ask_all(lambda number: wire.Interrupt(number, how, request_id), int))
+    async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> Told:
+        told = await self._ask_all(lambda number: wire.Interrupt(number, how, request_id), Told)
+        return Told(sum(each.requests for each in told), _joined(each.legs for each in told))
 
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]:
         asked = await self._ask_all(lambda number: wire.WantsEnded(number, legs, timeout_s), list[str])
@@ -138,8 +144,9 @@ class Crew:
     # -- workers -------------------------------------------------------------------------------------------
 
     async def _start_worker(self) -> None:
-        self._numbers += 1
-        worker = _WorkerProcess(self._numbers % 256)
+        number = next(each for each in range(_MOST_WORKERS) if each not in self._numbers)
+        worker = _WorkerProcess(number)
+        self._numbers.add(number)
         ours, theirs = socket.socketpair()
         with theirs:
             worker.process = await asyncio.create_subprocess_exec(
@@ -155,25 +162,28 @@ class Crew:
         self._workers[worker.number] = worker
         settings = self._settings.model_dump_json().encode()
         worker.link.send(wire.Hello(worker.number, self._port, settings, self._token))
-        worker.link.send(wire.GateMoved(0, self._desk.dispatcher.gate.state))
+        worker.link.send(wire.GateMoved(0, self._told))
         try:
             async with asyncio.timeout(_START_TIMEOUT_S):
                 await worker.serves
         except TimeoutError as error:
+            worker.process.kill()
             message = f"a worker did not serve within {_START_TIMEOUT_S:g} s; its output is in this log"
             raise StartError(message) from error
 
     def _lost(self, worker: _WorkerProcess) -> None:
         """A worker is gone: give back what its requests held, and replace it."""
         self._workers.pop(worker.number, None)
+        self._numbers.discard(worker.number)
         self._retired = add_up([self._retired, worker.counts])
         for ticket in tuple(worker.tickets):
             self._desk.end_leg(LegEnd(ticket=ticket, outcome="cancelled"))
         for number in tuple(worker.requests):
             self._desk.leave(number)
+        served = worker.serves.done() and not worker.serves.cancelled() and worker.serves.exception() is None
         if not worker.serves.done():
             worker.serves.set_exception(StartError("a worker ended before it served; its output is in this log"))
-        if not self._stopping:
+        if served and not self._stopping:
             _log.error("worker %d is gone with %d requests; another is started", worker.number, len(worker.requests))
             self._keep(self._replace())
 
@@ -184,7 +194,8 @@ class Crew:
                 await self._start_worker()
             except (StartError, OSError) as error:
                 _log.error("no worker could be started: %s", error)
-            return
+            else:
+                return
 
     def _take(self, worker: _WorkerProcess, message: Any) -> None:
         match message:
@@ -206,9 +217,11 @@ class Crew:
             case wire.FinishSession(session_id=session_id):
                 self._desk.dispatcher.fleet.finish_session(session_id)
             case wire.Serves(port=port):
-                worker.serves.set_result(port)
+                if not worker.serves.done():
+                    worker.serves.set_result(port)
             case wire.CantServe(reason=reason):
-                worker.serves.set_exception(StartError(f"can't listen: {reason}"))
+                if not worker.serves.done():
+                    worker.serves.set_exception(StartError(f"can't listen: {reason}"))
             case _:
                 self._keep(self._answer(worker, message))
 
@@ -224,7 +237,7 @@ class Crew:
                 members = dispatcher.fleet.members.values() if dispatcher.gate.may_continue else ()
                 value = [member.url for member in members if member.usable]
             case wire.WantsAbort(request_id=request_id):
-                value = await self.interrupt("asked", request_id) > 0
+                value = (await self.interrupt("asked", request_id)).requests > 0
             case _:
                 raise AssertionError(f"a message that is not for this process: {message}")
         worker.link.answer(message.question, value)
@@ -237,7 +250,7 @@ class Crew:
             worker.link.send(wire.Decided(number, None, answer))
 
     def _worker_of(self, number: int) -> _WorkerProcess | None:
-        worker = self._workers.get(number & 255)
+        worker = self._workers.get(number % _MOST_WORKERS)
         return worker if worker is not None and number in worker.requests else None
 
     async def _refresh_counts(self) -> None:

@@ -1,8 +1,7 @@
 """One client request as a conversation between its socket, its `Flow`, the dispatcher and the engines.
 
-`public.py` makes one per request. It turns what happens into events, carries the flow's commands out and decides
-nothing. All of it is
-callbacks: a request costs no task.
+`public.py` makes one per request, `gathering.py` one per sample. It turns what happens into events, carries the flow's
+commands out and decides nothing. All of it is callbacks: a request costs no task.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ from router.core.events import (
     TimeReached,
 )
 from router.core.flow import Flow
-from router.core.replies import Reply, error_reply
+from router.core.replies import Reply, error_event, error_reply
 from router.core.rules import FlowTools
 from router.io.alarms import Alarms
 from router.io.desk import ExchangeDesk
@@ -63,6 +62,7 @@ from router.io.upstream import Upstream
 
 _log = logging.getLogger(__name__)
 
+_OUR_MISTAKE = "the router failed on this request; its log has the reason"
 _MAX_ECHO = 256
 CLIENT_GONE = 499
 """The status that is counted for a request whose client left."""
@@ -125,7 +125,10 @@ class Exchange:
         self._counted = counted
         self._status = 0
         self._events: list[Event] = []
-        self._busy = False
+        self._busy = self._given_up = False
+        """Busy: an event is being taken. One that has been given up takes none any more."""
+        self._ticket: int | None = None
+        """Of the grant that it holds."""
         self._merge: Relay | None = None
         self._deadline = 0.0
         self._seen_at = 0.0
@@ -151,13 +154,13 @@ class Exchange:
                 for command in self.flow.step(self._events.pop(0), time.monotonic()):
                     _CARRY_OUT[type(command)](self, command)
         except Exception:
-            _log.exception("request %s failed in state %s", self.facts.key, self.flow.state)
             self._give_up()
         finally:
-            self._busy = False
+            self._busy = self._given_up
 
     def decided(self, answer: Grant | Refusal) -> None:
         """The dispatcher has answered."""
+        self._ticket = answer.ticket if isinstance(answer, Grant) else self._ticket
         self.feed(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
 
     def leg_over(self, event: LegAnswered | LegFailed | HandoffExpired | StreamEnded) -> None:
@@ -172,16 +175,21 @@ class Exchange:
         assert self._merge is not None, "a relay that never began"
         assert self.leg is not None, "a relay without a leg"
         self._tell_sending(self.leg.command.replica)
-        out = self._merge.feed(data)
+        try:
+            out = self._merge.feed(data)
+        except Exception:
+            self._give_up()
+            return
         if out:
             self._client.write(out)
         if self._merge.broken is not None:
             self.leg.fail("broken", self._merge.broken)
 
     def client_gone(self) -> None:
+        gathering = self._gathering
         self._done(CLIENT_GONE)
-        if self._gathering is not None:
-            self._gathering.client_gone()
+        if gathering is not None:
+            gathering.client_gone()
         else:
             self.feed(ClientGone())
 
@@ -201,19 +209,22 @@ class Exchange:
 
     def _give_up(self) -> None:
         """A mistake of ours must cost one request, not a replica's room or a client's patience."""
-        self._events.clear()
+        _log.exception("request %s failed in state %s", self.facts.key, self.flow.state)
+        self._given_up = self._busy = True
         self._tools.alarms.clear(self)
-        ticket = self.flow.give_up()
-        if self.leg is not None:
+        if self.leg is not None and self._tools.flow.gate.may_close:
             self._tools.upstream.forget(self.leg)
             self.leg.close()
-        if ticket is not None:
-            self._tools.desk.end_leg(LegEnd(ticket=ticket, outcome="cancelled"))
+        elif self.leg is not None:
+            self.leg.park()
+        if self._ticket is not None:
+            self._tools.desk.end_leg(LegEnd(self._ticket, "cancelled"))
         self._tools.desk.leave(self.facts.number)
         if self._merge is None:
-            reply = error_reply(500, "the router failed on this request; its log has the reason")
+            reply = error_reply(500, _OUR_MISTAKE)
             self.reply(reply.status, [("Content-Type", reply.content_type)], reply.body)
         else:
+            self._client.write(error_event(500, _OUR_MISTAKE))
             self.end()
 
     # -- towards the client; a gathering uses them too -----------------------------------------------------
@@ -238,6 +249,7 @@ class Exchange:
         return self._client.writable
 
     def _done(self, status: int) -> None:
+        self._gathering = None
         if self._counted:
             self._tools.metrics.request_done(self.facts.path, status, time.monotonic() - self._arrived_at)
 
@@ -248,6 +260,7 @@ class Exchange:
         if answer is None:
             self._tools.alarms.set(self, command.until)
         else:
+            self._ticket = answer.ticket if isinstance(answer, Grant) else None
             self._events.append(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
 
     def _send(self, command: SendLeg) -> None:
@@ -272,6 +285,8 @@ class Exchange:
         self._tools.desk.park(self)
 
     def _end_leg(self, command: EndLeg) -> None:
+        if command.end.ticket == self._ticket:
+            self._ticket = None
         self._tools.desk.end_leg(command.end)
 
     def _leave(self, command: Leave) -> None:
@@ -318,8 +333,13 @@ class Exchange:
         self.end()
 
     def _gather(self, command: GatherSamples) -> None:
-        self._gathering = Gathering(self, self.facts, self._tools, command.body, command.parts, command.per_prompt)
-        self._gathering.start_all(self.client_request_id)
+        def begin(client: Client, facts: RequestFacts) -> Exchange:
+            return Exchange(client, facts, self._tools, time.monotonic(), counted=False)
+
+        # By the client's id the samples can be aborted.
+        facts = msgspec.structs.replace(self.facts, asked_id=self.client_request_id)
+        self._gathering = Gathering(self, facts, self._tools, command, begin)
+        self._gathering.start_all()
 
     def _count(self, command: Count) -> None:
         self._tools.metrics.count(command)

@@ -8,20 +8,23 @@ that they find the prompt in the prefill engine's cache instead of computing it 
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from router.core.commands import CountClientGone
+import msgspec
+
+from router.core.commands import CountClientGone, GatherSamples
 from router.core.events import Arrived, Interrupted
 from router.core.fanout import SampleStream, merge_samples
-from router.core.label import joined_label
+from router.core.label import HEADER_PREFIX, Making, joined_headers, joined_label
 from router.core.replies import error_event, error_reply
-from router.core.split import ClientBody
 
 if TYPE_CHECKING:
     from router.io.exchange import Client, Exchange, ExchangeTools, RequestFacts
 
 Headers = list[tuple[str, str]]
+Begin = Callable[["Client", "RequestFacts"], "Exchange"]
+"""Makes the exchange of one sample."""
 
 
 class _SampleClient:
@@ -52,40 +55,32 @@ class Gathering:
     """See the module text."""
 
     def __init__(
-        self,
-        client: Client,
-        facts: RequestFacts,
-        tools: ExchangeTools,
-        body: ClientBody,
-        parts: list[ClientBody],
-        per_prompt: int,
+        self, client: Client, facts: RequestFacts, tools: ExchangeTools, gather: GatherSamples, begin: Begin
     ) -> None:
         self.client = client
         self._facts = facts
         self._tools = tools
-        self._body = body
-        self._parts = parts
-        self._per_prompt = per_prompt
+        self._gather = gather
+        self._begin = begin
         self._exchanges: dict[int, Exchange] = {}
         self._replies: dict[int, bytes] = {}
+        body = gather.body
         label = self._label if body.wants_label else None
-        self._stream = SampleStream(len(parts), route=body.route, per_prompt=per_prompt, label=label)
+        self._stream = SampleStream(len(gather.parts), route=body.route, per_prompt=gather.per_prompt, label=label)
         self._headers: Headers = []
-        self._left = len(parts)
+        self._left = len(gather.parts)
         self._streaming = self._over = False
-        self._asked_id: str | None = None
 
-    def start_all(self, asked_id: str | None) -> None:
-        """Send the first sample of each prompt on its way; each starts the others of its prompt. `asked_id`: by which
-        the client may abort them."""
-        self._asked_id = asked_id
-        for first in range(0, len(self._parts), self._per_prompt):
+    def start_all(self) -> None:
+        """Send the first sample of each prompt on its way; each starts the others of its prompt."""
+        for first in range(0, len(self._gather.parts), self._gather.per_prompt):
             self._start(first)
 
     def client_gone(self) -> None:
         self._tools.metrics.count(CountClientGone())
-        self._close()
+        self._over = True
         self._end_all()
+        self._close()
 
     def client_writable(self, writable: bool) -> None:
         for exchange in tuple(self._exchanges.values()):
@@ -95,8 +90,8 @@ class Gathering:
 
     def prefilled(self, sample: int) -> None:
         """A sample has its prefill behind it, or is over: the others of its prompt may go."""
-        if sample % self._per_prompt == 0:
-            for other in range(sample + 1, sample + self._per_prompt):
+        if sample % self._gather.per_prompt == 0:
+            for other in range(sample + 1, sample + self._gather.per_prompt):
                 if other not in self._exchanges and not self._over:
                     self._start(other)
 
@@ -132,30 +127,20 @@ class Gathering:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _start(self, sample: int) -> None:
-        from router.io.exchange import Exchange, RequestFacts
-
-        facts = self._facts
-        number = next(self._tools.numbers)
-        key = f"{facts.key}-s{sample}"
-        own = RequestFacts(
-            number=number,
-            key=key,
-            path=facts.path,
-            asked_id=self._asked_id,
-            forwarded=facts.forwarded,
-            min_version=facts.min_version,
-        )
-        exchange = Exchange(_SampleClient(self, sample), own, self._tools, time.monotonic(), counted=False)
+        facts, body = self._facts, self._gather.body
+        number, key = next(self._tools.numbers), f"{facts.key}-s{sample}"
+        exchange = self._begin(_SampleClient(self, sample), msgspec.structs.replace(facts, number=number, key=key))
         exchange.on_prefilled = lambda: self.prefilled(sample)
         self._exchanges[sample] = exchange
         exchange.feed(
             Arrived(
                 number=number,
-                route=self._body.route,
+                route=body.route,
                 path=facts.path,
-                body=self._parts[sample].raw,
-                session_header=self._body.session_id or facts.key,
+                body=self._gather.parts[sample].raw,
+                session_header=body.session_id or facts.key,
                 min_version=facts.min_version,
+                deadline=self._gather.deadline,
                 request_key=key,
             )
         )
@@ -167,38 +152,56 @@ class Gathering:
             self._finish()
 
     def _finish(self) -> None:
-        self._close()
         if self._streaming:
             self.client.end()
-            return
-        replies = [self._replies[sample] for sample in range(len(self._parts))]
-        label = self._label() if self._body.wants_label else None
-        merged = merge_samples(replies, per_prompt=self._per_prompt, label=label)
+        else:
+            self._reply()
+        self._close()
+
+    def _reply(self) -> None:
+        makings = self._makings()
+        merged = merge_samples(
+            [self._replies[sample] for sample in range(len(self._gather.parts))],
+            per_prompt=self._gather.per_prompt,
+            label=self._label() if self._gather.body.wants_label else None,
+        )
         if merged is None:
             error = error_reply(502, "an engine's reply to one of the samples can't be joined with the others")
             self.client.reply(error.status, [("Content-Type", error.content_type)], error.body)
         else:
-            self.client.reply(200, self._headers, merged)
+            own = [each for each in self._headers if not each[0].startswith(HEADER_PREFIX)]
+            self.client.reply(200, [*own, *joined_headers(makings)], merged)
 
     def _fail(self, status: int, headers: Headers, body: bytes) -> None:
         """One sample can't be had: neither can the request."""
-        self._close()
+        self._over = True
         self._end_all()
         if self._streaming:
             self.client.write(error_event(status, f"a sample failed: {body[:500].decode('utf-8', 'replace')}"))
             self.client.end()
         else:
             self.client.reply(status, headers, body)
+        self._close()
 
     def _end_all(self) -> None:
         for exchange in tuple(self._exchanges.values()):
             exchange.feed(Interrupted("asked"))
 
     def _close(self) -> None:
+        """Let go of everything: samples and gathering know each other, and bodies are large."""
         self._over = True
-        if self._body.session_id is None:
+        for exchange in self._exchanges.values():
+            exchange.on_prefilled = None
+        self._exchanges.clear()
+        self._replies.clear()
+        self._gather.parts.clear()
+        del self._stream
+        if self._gather.body.session_id is None:
             # The samples shared a session of their own, so that they met on one prefill replica.
             self._tools.desk.finish_session(self._facts.key)
 
+    def _makings(self) -> list[Making]:
+        return [exchange.flow.legs.making for _, exchange in sorted(self._exchanges.items())]
+
     def _label(self) -> bytes:
-        return joined_label([exchange.flow.legs.making for _, exchange in sorted(self._exchanges.items())])
+        return joined_label(self._makings())

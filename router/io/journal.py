@@ -50,6 +50,7 @@ class Journal:
 
     def __enter__(self) -> Self:
         self._rewrite(self._records)
+        self._sessions.followed = True
         return self
 
     def __exit__(

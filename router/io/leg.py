@@ -13,7 +13,7 @@ from router.core.commands import SendLeg
 from router.core.events import HandoffExpired, LegAnswered, LegFailed, LegStreaming, StreamEnded
 from router.core.stream import FIRST_LINE_LIMIT
 from router.core.table import LegFailure
-from router.io.http1.client import Call
+from router.io.http1.client import Call, Failure
 
 if TYPE_CHECKING:
     from router.io.exchange import Exchange
@@ -82,7 +82,7 @@ class Leg:
         elif mode == "first_line":
             self._fail("broken", "the stream ended before its first line")
 
-    def failed(self, failure: Literal["unreachable", "broken", "late"], detail: str) -> None:
+    def failed(self, failure: Failure, detail: str) -> None:
         if self._mode == "over":
             return
         if failure == "late":

@@ -48,7 +48,7 @@ class LocalOverview:
 
     async def abort(self, request_id: str) -> bool:
         """End the open requests whose clients gave them this id; False if there is none."""
-        return await self._serving.interrupt("asked", request_id) > 0
+        return (await self._serving.interrupt("asked", request_id)).requests > 0
 
     async def usable_urls(self) -> list[str]:
         """Engines that may be asked something; none while the gate is frozen."""

@@ -12,6 +12,7 @@ import time
 from collections.abc import Coroutine
 from typing import Self
 
+from router.core.table import Member
 from router.io.desk import Desk
 from router.io.upstream import Upstream
 from router.settings import RouterSettings
@@ -31,6 +32,8 @@ class Poller:
         self._upstream = upstream
         self._probes: dict[str, asyncio.Task[None]] = {}
         self._clock: asyncio.Task[None] | None = None
+        self._probed: dict[str, Member] = {}
+        """Whom each probe looks at."""
         self._said: dict[str, bool] = {}
         self.failed = asyncio.Event()
         """A task is dead: what the fleet knows grows old."""
@@ -49,11 +52,13 @@ class Poller:
     def follow_members(self) -> None:
         """Replicas have come or gone: probe those that are there."""
         members = self._fleet.members
-        for name in [each for each in self._probes if each not in members]:
+        for name in [each for each in self._probes if members.get(each) is not self._probed.get(each)]:
+            # Gone, or in another life, whose probe does not wait for the old one's.
             self._probes.pop(name).cancel()
             self._said.pop(name, None)
         for name in members:
             if name not in self._probes:
+                self._probed[name] = members[name]
                 self._probes[name] = self._start(self._probe(name))
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
@@ -69,7 +74,7 @@ class Poller:
 
     async def _probe(self, name: str) -> None:
         while True:
-            member = self._fleet.members[name]
+            member = self._probed[name] = self._fleet.members[name]
             found = await self._upstream.probe(member.url, self._settings.probe_timeout_s)
             now = time.monotonic()
             if self._fleet.members.get(name) is not member:

@@ -1,12 +1,13 @@
 """The public port: OpenAI routes, vLLM's token route, health, metrics, sessions.
 
-Requests for engines go through `exchange.py`; what is answered here needs one look at the dispatcher, or one question
-to an engine. `main.py` gives `PublicPort.serve` to the HTTP server as its application.
+Requests that generate go through `exchange.py`; what is answered here needs one look at the dispatcher, or one question
+to an engine. `main.py` and `worker.py` give `PublicPort.serve` to the HTTP server as its application.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import secrets
 import time
@@ -60,6 +61,7 @@ class PublicPort:
         # Unique among all routers that ever talked to these engines: engines remember ids after the reply.
         self._key_prefix = f"hr-{secrets.token_hex(8)}"
         self._tasks: set[asyncio.Task[None]] = set()
+        self._turns = itertools.count()
         self._whole: dict[tuple[str, str], _Whole] = {
             ("GET", "/v1/models"): self._ask_any,
             ("POST", "/tokenize"): self._ask_any,
@@ -152,11 +154,13 @@ class PublicPort:
         return json_reply({"aborted": ids})
 
     async def _ask_any(self, request: Request) -> Reply:
-        """Pass a request that generates nothing to a usable engine, to the next one where it fails."""
+        """Pass a request that generates nothing to the usable engines in turn, to the next one where one fails."""
         url_end = request.path + (f"?{request.query}" if request.query else "")
-        for url in await self._overview.usable_urls():
+        urls = await self._overview.usable_urls()
+        first = next(self._turns) % len(urls) if urls else 0
+        for url in urls[first:] + urls[:first]:
             reply = await self._tools.upstream.ask(
-                request.method, url + url_end, self._settings.probe_timeout_s, body=request.body
+                request.method, url + url_end, self._settings.question_timeout_s, body=request.body
             )
             if isinstance(reply, EngineReply) and reply.status < 500:
                 content_type = reply.headers.get(b"content-type", b"application/octet-stream").decode("latin-1")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _LOOK_EVERY_S = 0.02
 _FENCE_TIMEOUT_S = 5.0
-_NO_FENCE = 404
+_NO_FENCE = (404, 405)
 
 HowInterrupted = Literal["abort", "readmit", "keep", "asked"]
 
@@ -39,6 +39,17 @@ class RunningLeg(msgspec.Struct, frozen=True):
 
     request_id: str
     url: str
+
+
+class Told(msgspec.Struct, frozen=True):
+    """Who was interrupted."""
+
+    requests: int
+    legs: list[RunningLeg]
+    """That they had at engines."""
+
+
+_Listed = frozenset[str] | Literal["no fence", "no answer"]
 
 
 class _FenceState(msgspec.Struct):
@@ -96,56 +107,78 @@ class Serving:
             for each in lost:
                 self._upstream.end_legs(each)
 
-    async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> int:
-        """Tell the open requests, or those with this id, that they must not go on as they are; how many were told."""
+    async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> Told:
+        """Tell the open requests, or those with this id, that they must not go on as they are."""
         told = [each for each in self.open.values() if request_id is None or each.client_request_id == request_id]
+        legs = [_running(each.leg) for each in told if each.leg is not None]
         for exchange in told:
             exchange.feed(Interrupted(how))
-        return len(told)
+        return Told(len(told), legs)
 
     async def running(self) -> list[RunningLeg]:
-        return [RunningLeg(leg.command.request_id, leg.command.url) for leg in self._upstream.legs()]
+        return [_running(leg) for leg in self._upstream.legs()]
 
     async def settle(self, timeout_s: float) -> list[str]:
         """Wait until every leg is accepted or over; the request ids of those that are not in time."""
         deadline = time.monotonic() + timeout_s
         while True:
             unsettled = [leg for leg in self._upstream.legs() if not leg.accepted]
-            await self._ask_fences(unsettled)
+            await self._ask_fences(unsettled, deadline)
             unsettled = [leg for leg in unsettled if not leg.accepted and not leg.over]
             if not unsettled or time.monotonic() >= deadline:
                 return [leg.command.request_id for leg in unsettled]
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]:
-        """Wait until these legs are over, at their engines too; the request ids of those that are not in time."""
+        """Wait until these legs are over, at their engines too; the request ids of those that are not in time.
+
+        A fence that does not answer proves nothing: its legs count as running.
+        """
         deadline = time.monotonic() + timeout_s
         asked_for = {leg.request_id for leg in legs}
         while True:
-            left = sorted(asked_for.intersection(leg.request_id for leg in await self.running()))
+            left = asked_for.intersection(leg.request_id for leg in await self.running())
             if not left:
-                listed = {each for url in {leg.url for leg in legs} for each in await self._listed(url) or ()}
-                left = sorted(asked_for & listed)
+                listed = await self._fences({leg.url for leg in legs}, deadline)
+                left = {leg.request_id for leg in legs if _may_run(leg, listed[leg.url])}
             if not left or time.monotonic() >= deadline:
-                return left
+                return sorted(left)
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    async def _ask_fences(self, legs: list[Leg]) -> None:
-        for url in {leg.command.url for leg in legs}:
-            listed = await self._listed(url)
-            for leg in [each for each in legs if each.command.url == url]:
-                sent = leg.call is not None and leg.call.sent
-                leg.accepted = leg.accepted or (sent if listed is None else leg.command.request_id in listed)
+    async def _ask_fences(self, legs: list[Leg], deadline: float) -> None:
+        listed = await self._fences({leg.command.url for leg in legs}, deadline)
+        for leg in legs:
+            answer = listed[leg.command.url]
+            if answer == "no fence":
+                leg.accepted = leg.accepted or (leg.call is not None and leg.call.sent)
+            elif answer != "no answer":
+                leg.accepted = leg.accepted or leg.command.request_id in answer
 
-    async def _listed(self, url: str) -> frozenset[str] | None:
-        """The request ids that an engine's fence has let in and that have not ended; None: it has no fence."""
-        reply = await self._upstream.ask("GET", f"{url}/fence", _FENCE_TIMEOUT_S)
+    async def _fences(self, urls: set[str], deadline: float) -> dict[str, _Listed]:
+        """What each engine's fence has let in and not seen end."""
+        timeout_s = min(_FENCE_TIMEOUT_S, max(_LOOK_EVERY_S, deadline - time.monotonic()))
+        answers = await asyncio.gather(*(self._listed(url, timeout_s) for url in urls))
+        return dict(zip(urls, answers, strict=True))
+
+    async def _listed(self, url: str, timeout_s: float) -> _Listed:
+        reply = await self._upstream.ask("GET", f"{url}/fence", timeout_s)
+        if reply == "unreachable":
+            return frozenset()  # nobody is there who could run anything
         if not isinstance(reply, EngineReply):
-            return frozenset()
-        if reply.status == _NO_FENCE:
-            return None
+            return "no answer"
+        if reply.status in _NO_FENCE:
+            return "no fence"
         try:
             state: _FenceState = msgspec.json.decode(reply.body, type=_FenceState)
         except msgspec.MsgspecError:
-            return frozenset()
+            return "no answer"
         return frozenset(state.open_requests)
+
+
+def _running(leg: Leg) -> RunningLeg:
+    return RunningLeg(leg.command.request_id, leg.command.url)
+
+
+def _may_run(leg: RunningLeg, listed: _Listed) -> bool:
+    """A leg that the router has closed: can its engine still be at it? Without a fence nobody can say."""
+    return listed == "no answer" or (listed != "no fence" and leg.request_id in listed)

@@ -10,6 +10,7 @@ import ctypes
 import gc
 import importlib
 import importlib.util
+import resource
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
@@ -123,6 +124,13 @@ def tune_memory() -> None:
         mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
         mallopt(_M_TOP_PAD, _KEPT_BYTES // 4)
         mallopt(_M_MMAP_THRESHOLD, _KEPT_BYTES)
+
+
+def raise_open_files() -> None:
+    """Use as many files as the system lets this process have. Each connection is one, and a process starts with 1024 on
+    most machines."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -131,7 +131,7 @@ class Upstream:
     async def probe(self, url: str, timeout_s: float) -> EngineReply | ProbeFailure:
         """The reply if `GET url/health` answers 200 in time, else how it failed."""
         reply = await self.ask("GET", f"{url}/health", timeout_s)
-        if reply is None:
+        if reply is None or reply == "local":
             return "slow"
         return reply if isinstance(reply, EngineReply) and reply.status == 200 else "refused"
 

@@ -28,7 +28,7 @@ from router.io.http1.server import HttpServer
 from router.io.metrics import Metrics
 from router.io.public import PublicPort
 from router.io.serving import Serving
-from router.io.start import exchange_tools, http_limits, loop_factory, tune_memory
+from router.io.start import exchange_tools, http_limits, loop_factory, raise_open_files, tune_memory
 from router.io.upstream import Upstream
 from router.settings import RouterSettings
 
@@ -209,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     link.setblocking(False)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s worker %(name)s: %(message)s")
     tune_memory()
+    raise_open_files()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         return runner.run(_serve(link))
 

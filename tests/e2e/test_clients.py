@@ -291,6 +291,7 @@ def test_a_session_by_header_or_body(client: OpenAI, job: dict[str, Any]) -> Non
     assert router_state(job)["sessions"] == before
 
 
+@pytest.mark.full
 def test_vllms_serving_benchmark(job: dict[str, Any], tiny_model: Path, tmp_path: Path) -> None:
     runs = [
         [

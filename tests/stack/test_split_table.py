@@ -154,7 +154,7 @@ def test_a01_a02_the_same_on_the_generate_route() -> None:
     assert (params.max_tokens, params.min_tokens, params.n, params.stop, params.stop_token_ids) == (1, 0, 1, [], [])
     assert (params.ignore_eos, request.stream, request.cache_salt) == (True, False, "s")
     assert params.logprob_token_ids is params.structured_outputs is params.repetition_detection is None
-    request = request_models()["generate"].model_validate_json(decode_body(body, b'{"a":1}', salt=None))
+    request = request_models()["generate"].model_validate_json(decode_body(body, b'{"a":1}', salt="s"))
     params = request.sampling_params
     assert (params.max_tokens, params.stop, params.ignore_eos, request.stream) == (400, ["x"], False, True)
     assert (params.skip_reading_prefix_cache, request.kv_transfer_params) == (False, {"a": 1})

@@ -2,7 +2,7 @@
 
     fields.py      the table: one row per field and route
     rules.py       what a row can say
-    conditions.py  when one handoff can't serve a field
+    conditions.py  when a field can't be served
     body.py        the client's body
     legs.py        the bodies of the legs, by the table
     reply.py       the prefill leg's reply, and what of it belongs in the client's
@@ -17,7 +17,7 @@ only the values that change are ever decoded: a long prompt stays the bytes that
 
 from router.core.split.body import ClientBody, parse_body
 from router.core.split.fields import FIELDS, SAMPLING_FIELDS
-from router.core.split.legs import check_split, decode_body, prefill_body, single_body
+from router.core.split.legs import check_single, check_split, decode_body, prefill_body, single_body
 from router.core.split.reply import PrefillResult, merge_reply, read_prefill_reply, reply_failed
 from router.core.split.rules import ROUTE_OF_PATH, FieldRule, Route, Treatment
 
@@ -30,6 +30,7 @@ __all__ = [
     "PrefillResult",
     "Route",
     "Treatment",
+    "check_single",
     "check_split",
     "decode_body",
     "merge_reply",

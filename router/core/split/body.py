@@ -23,6 +23,8 @@ SALT_FIELD = "cache_salt"
 SAMPLING_FIELD = "sampling_params"
 """Where the generate route has what the others have at the top level."""
 
+_SESSION_LENGTH = 256
+"""Characters; a pin is kept for each session, and the id with it."""
 _SALT_LENGTH = 128
 _NOT_IN_A_SALT = frozenset("@/\\\0")
 _TOKENS: dict[Route, str | None] = {"completions": "prompt", "chat": None, "generate": "token_ids"}
@@ -38,6 +40,7 @@ class ClientBody(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that say how to sample: `fields`, or on the generate route those of `sampling_params`; None where
     that is no object (the engine refuses it)."""
     raw: bytes
+    """The whole body as it came; of one of several samples the one that it is read from again."""
     session_id: str | None
     owned: tuple[str, ...]
     """Names of the router's own fields, present or not."""
@@ -64,7 +67,7 @@ def parse_body(raw: bytes, *, route: Route, session_header: str | None, session_
             fields=fields,
             sampling=_sampling(fields) if route == "generate" else fields,
             raw=raw,
-            session_id=session_header or _session_id(fields, session_fields),
+            session_id=_session_in_header(session_header) or _session_id(fields, session_fields),
             owned=(*OWNED, *session_fields),
             request_id=_text(fields.get("request_id")),
             cache_salt=_cache_salt(fields.get(SALT_FIELD)),
@@ -93,6 +96,13 @@ def _sampling(fields: Body) -> Body | None:
     return BODY.decode(raw) if raw is not None and bytes(raw).startswith(b"{") else None
 
 
+def _session_in_header(value: str | None) -> str | None:
+    if value is not None and len(value) > _SESSION_LENGTH:
+        message = f"the session id in the request's header must be at most {_SESSION_LENGTH} characters long"
+        raise RequestRefused(message, param="session_id")
+    return value
+
+
 def _session_id(fields: Body, names: tuple[str, ...]) -> str | None:
     for name in names:
         raw = fields.get(name)
@@ -101,7 +111,10 @@ def _session_id(fields: Body, names: tuple[str, ...]) -> str | None:
         value = msgspec.json.decode(raw)
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise RequestRefused(f"{name} must be a string or an integer", param=name)
-        return str(value)
+        session_id = str(value)
+        if len(session_id) > _SESSION_LENGTH:
+            raise RequestRefused(f"{name} must be at most {_SESSION_LENGTH} characters long", param=name)
+        return session_id
     return None
 
 

@@ -1,4 +1,5 @@
-"""Conditions of the split table's refusals: when one handoff can't serve a field, and what the client can do.
+"""Conditions of the split table's refusals: when a field can't be served, mostly on one handoff, and what the client
+can do.
 
 `fields.py` names them in its rows, `legs.py` asks them before a request's first leg. Without them the reply
 would be wrong and say 200.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 from connectors.handoff import PARAMS_FIELD
 from router.core.split.body import ClientBody
+from router.core.split.rules import Refusal
 from router.core.split.values import count_prompts, is_null, read, read_flag, read_number
 
 
@@ -70,9 +72,13 @@ def own_handoff(_body: ClientBody) -> str:
     return f"{PARAMS_FIELD} is set by the router: leave it out"
 
 
-def own_handoff_inside(body: ClientBody) -> str | None:
-    """extra_args is where engines look for a handoff when none stands at the top."""
-    extra = read((body.sampling or {}).get("extra_args"))
-    if isinstance(extra, dict) and PARAMS_FIELD in extra:
-        return f"{PARAMS_FIELD} in extra_args is set by the router: leave it out"
-    return None
+def own_handoff_inside(name: str) -> Refusal:
+    """The refusal of a field in which engines look for a handoff when none stands at the top."""
+
+    def refusal(body: ClientBody) -> str | None:
+        extra = read((body.sampling or {}).get(name))
+        if isinstance(extra, dict) and PARAMS_FIELD in extra:
+            return f"{PARAMS_FIELD} in {name} is set by the router: leave it out"
+        return None
+
+    return refusal

@@ -19,7 +19,7 @@ from connectors.handoff import PARAMS_FIELD, REMOTE_DECODE
 from router.core.split import conditions
 from router.core.split.rules import DROP, PASS, SAMPLED_ON_DECODE, FieldRule, Route, put, replace
 
-_HANDOFF = FieldRule(prefill=put(REMOTE_DECODE), decode=DROP, refusal=conditions.own_handoff)
+_HANDOFF = FieldRule(prefill=put(REMOTE_DECODE), decode=DROP, refusal=conditions.own_handoff, refused_everywhere=True)
 """The decode leg's value is the handoff, put in by `decode_body`."""
 
 _ROUTERS = FieldRule(prefill=DROP, decode=DROP)
@@ -29,7 +29,7 @@ _MODEL_AND_ORDER = {
     "model": PASS,
     "priority": PASS,
     "user": PASS,
-    # Replaced on both legs where the router sets a salt of its own.
+    # Replaced on both legs by the router's salt.
     "cache_salt": PASS,
     "request_id": _ROUTERS,
     # Passes where the settings do not name it as a session field, which are the router's own.
@@ -37,7 +37,8 @@ _MODEL_AND_ORDER = {
     PARAMS_FIELD: _HANDOFF,
     # Where the encoder's output is: the prefill leg reads it, a decode leg without a handoff would too.
     "ec_transfer_params": PASS,
-    "vllm_xargs": PASS,
+    # What the generate route calls extra_args.
+    "vllm_xargs": FieldRule(refusal=conditions.own_handoff_inside("vllm_xargs"), refused_everywhere=True),
 }
 
 _PROMPT = {
@@ -191,7 +192,7 @@ SAMPLING_FIELDS: Mapping[str, FieldRule] = {
     # It would skip the handoff too: the decode engine would run the prompt, and the handoff stay held until its lease
     # is over. What the client wants not read is read on the prefill engine alone.
     "skip_reading_prefix_cache": FieldRule(decode=DROP),
-    "extra_args": FieldRule(refusal=conditions.own_handoff_inside),
+    "extra_args": FieldRule(refusal=conditions.own_handoff_inside("extra_args"), refused_everywhere=True),
     # A stop text needs it, and so does output_mode "text".
     "detokenize": PASS,
     # The engine sets these itself, whatever was sent.

@@ -1,7 +1,7 @@
 """The bodies of the legs, made by the table in `fields.py`, and the requests that can't be split.
 
-`flow.py` asks `check_split` before a request's first leg and sends the bodies. A body is one copy of the client's
-fields with a few changed; values that stay are the client's bytes.
+`flow.py` asks `check_split` or `check_single` before a request's first leg and sends the bodies. A body is one copy of
+the client's fields with a few changed; values that stay are the client's bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from router.core.split.body import SALT_FIELD, SAMPLING_FIELD, ClientBody
 from router.core.split.fields import FIELDS, SAMPLING_FIELDS
 from router.core.split.rules import FieldRule, Refusal, Route
 from router.core.split.values import Body, is_null
+
+_Refusals = tuple[tuple[str, Refusal], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,43 +49,53 @@ def _changes(table: Mapping[str, FieldRule], leg: Literal["prefill", "decode"]) 
     )
 
 
-def _refusals(table: Mapping[str, FieldRule]) -> tuple[tuple[str, Refusal], ...]:
-    return tuple((name, rule.refusal) for name, rule in table.items() if rule.refusal is not None)
+def _refusals(table: Mapping[str, FieldRule], *, everywhere: bool = False) -> _Refusals:
+    """The table's refusals; `everywhere`: only those that hold without a handoff."""
+    return tuple(
+        (name, rule.refusal)
+        for name, rule in table.items()
+        if rule.refusal is not None and (rule.refused_everywhere or not everywhere)
+    )
 
 
 _PREFILL: dict[Route, _Changes] = {route: _changes(table, "prefill") for route, table in FIELDS.items()}
 _DECODE: dict[Route, _Changes] = {route: _changes(table, "decode") for route, table in FIELDS.items()}
-_REFUSALS: dict[Route, tuple[tuple[str, Refusal], ...]] = {route: _refusals(table) for route, table in FIELDS.items()}
+_REFUSALS: dict[Route, _Refusals] = {route: _refusals(table) for route, table in FIELDS.items()}
+_REFUSALS_EVERYWHERE: dict[Route, _Refusals] = {
+    route: _refusals(table, everywhere=True) for route, table in FIELDS.items()
+}
 _SAMPLING_PREFILL = _changes(SAMPLING_FIELDS, "prefill")
 _SAMPLING_DECODE = _changes(SAMPLING_FIELDS, "decode")
 _SAMPLING_REFUSALS = _refusals(SAMPLING_FIELDS)
+_SAMPLING_REFUSALS_EVERYWHERE = _refusals(SAMPLING_FIELDS, everywhere=True)
 
 
 def check_split(body: ClientBody) -> None:
     """Refuse what one handoff can't serve, naming the field."""
-    _check(body, body.fields, _REFUSALS[body.route])
-    if body.route == "generate" and body.sampling is not None:
-        _check(body, body.sampling, _SAMPLING_REFUSALS)
+    _check(body, _REFUSALS[body.route], _SAMPLING_REFUSALS)
 
 
-def single_body(body: ClientBody, *, salt: str | None) -> bytes:
+def check_single(body: ClientBody) -> None:
+    """Refuse what no engine may be sent, naming the field."""
+    _check(body, _REFUSALS_EVERYWHERE[body.route], _SAMPLING_REFUSALS_EVERYWHERE)
+
+
+def single_body(body: ClientBody, *, salt: str) -> bytes:
     """The body for an engine that does both: the client's, without the router's own fields."""
-    if salt is None and body.fields.keys().isdisjoint(body.owned):
-        return body.raw
-    return msgspec.json.encode(_own_fields(body, salt))
+    return msgspec.json.encode(_salted(body, salt))
 
 
-def prefill_body(body: ClientBody, *, salt: str | None) -> bytes:
+def prefill_body(body: ClientBody, *, salt: str) -> bytes:
     """The P leg: one token of one sample, not streamed, its KV kept for another engine."""
-    fields = _own_fields(body, salt)
+    fields = _salted(body, salt)
     _PREFILL[body.route].apply(fields)
     _apply_to_sampling(body, fields, _SAMPLING_PREFILL)
     return msgspec.json.encode(fields)
 
 
-def decode_body(body: ClientBody, handoff: bytes | None, *, salt: str | None) -> bytes:
+def decode_body(body: ClientBody, handoff: bytes | None, *, salt: str) -> bytes:
     """The D leg: the client's body and the whole handoff, byte for byte; without one the engine runs the prompt."""
-    fields = _own_fields(body, salt)
+    fields = _salted(body, salt)
     _DECODE[body.route].apply(fields)
     _apply_to_sampling(body, fields, _SAMPLING_DECODE)
     if handoff is not None:
@@ -91,13 +103,12 @@ def decode_body(body: ClientBody, handoff: bytes | None, *, salt: str | None) ->
     return msgspec.json.encode(fields)
 
 
-def _own_fields(body: ClientBody, salt: str | None) -> Body:
-    """A copy without the router's own fields. With a salt, it stands in place of the client's own."""
+def _salted(body: ClientBody, salt: str) -> Body:
+    """A copy without the router's own fields; the salt stands in place of the client's own."""
     fields = body.fields.copy()
     for name in body.owned:
         fields.pop(name, None)
-    if salt is not None:
-        fields[SALT_FIELD] = msgspec.Raw(msgspec.json.encode(salt))
+    fields[SALT_FIELD] = msgspec.Raw(msgspec.json.encode(salt))
     return fields
 
 
@@ -109,7 +120,13 @@ def _apply_to_sampling(body: ClientBody, fields: Body, changes: _Changes) -> Non
         fields[SAMPLING_FIELD] = msgspec.Raw(msgspec.json.encode(sampling))
 
 
-def _check(body: ClientBody, fields: Body, refusals: tuple[tuple[str, Refusal], ...]) -> None:
+def _check(body: ClientBody, refusals: _Refusals, sampling_refusals: _Refusals) -> None:
+    _refuse(body, body.fields, refusals)
+    if body.route == "generate" and body.sampling is not None:
+        _refuse(body, body.sampling, sampling_refusals)
+
+
+def _refuse(body: ClientBody, fields: Body, refusals: _Refusals) -> None:
     for name, refusal in refusals:
         if name in fields and not is_null(fields[name]):
             message = refusal(body)

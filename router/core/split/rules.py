@@ -1,4 +1,4 @@
-"""What a row of the split table can say. `fields.py` is the table, `legs.py` and `refuse.py` carry it out."""
+"""What a row of the split table can say. `fields.py` is the table, `legs.py` carries it out."""
 
 from __future__ import annotations
 
@@ -51,6 +51,8 @@ class FieldRule:
     prefill: Treatment = KEEP
     decode: Treatment = KEEP
     refusal: Refusal | None = None
+    refused_everywhere: bool = False
+    """The refusal holds for an engine that does both legs, too: it is not about what one handoff can't serve."""
     merged: str | None = None
     """The reply's field that comes from the prefill leg, or is joined from both."""
 

@@ -7,6 +7,7 @@ a time and comes back here when its reply has ended cleanly.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import logging
 import re
@@ -20,13 +21,14 @@ from urllib.parse import urlsplit
 from router.io.http1.engine_connection import CallListener, EngineConnection, Failure
 from router.io.http1.message import JOIN_BELOW
 
-__all__ = ["Call", "CallListener", "Failure", "HttpClient", "Target", "split_url"]
+__all__ = ["Call", "CallListener", "Failure", "HttpClient", "OpenSocket", "Target", "split_url"]
 
 _log = logging.getLogger(__name__)
 
 _SWEEP_S = 1.0
 _ADDRESS_TTL_S = 10.0
 _FIT_FOR_A_LINE = re.compile(r"[!-~]+")
+_OWN_SHORTAGES = frozenset((errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM))
 
 Origin = tuple[str, int]
 _Addresses = list[tuple[Any, ...]]
@@ -296,30 +298,37 @@ class HttpClient:
             if limit.expired():
                 call.fail(on_timeout, f"no connection within {limit_s:.3g} s")
             else:
-                call.fail("unreachable", f"no connection: {error}")
+                call.fail("local" if _is_own_shortage(error) else "unreachable", f"no connection: {error}")
+        except Exception:
+            _log.exception("connecting to %s port %d failed", *origin)
+            call.fail("unreachable", "no connection: the router failed on it; its log has the reason")
         else:
             call.opened(connection)
 
     async def _connect(self, origin: Origin) -> EngineConnection:
         error: OSError | None = None
         for address in await self._resolve(origin):
-            made = self._open_socket(address)
             try:
-                made.setblocking(False)
-                await self.loop.sock_connect(made, address[4])
-                _, connection = await self.loop.create_connection(lambda: EngineConnection(self, origin), sock=made)
+                return await self._connect_to(address, origin)
             except OSError as failed:
-                made.close()
-                error = failed
-            except BaseException:
-                made.close()
-                raise
-            else:
-                if connection.transport.is_closing():
-                    raise ConnectionResetError("the engine closed the connection at once")
-                self._connections.add(connection)
-                return connection
+                # Where one address refuses and this machine has nothing to reach the other with, the engine is down.
+                if error is None or _is_own_shortage(error):
+                    error = failed
         raise error or OSError(f"{origin[0]} has no address")
+
+    async def _connect_to(self, address: tuple[Any, ...], origin: Origin) -> EngineConnection:
+        made = self._open_socket(address)
+        try:
+            made.setblocking(False)
+            await self.loop.sock_connect(made, address[4])
+            _, connection = await self.loop.create_connection(lambda: EngineConnection(self, origin), sock=made)
+        except BaseException:
+            made.close()
+            raise
+        if connection.transport.is_closing():
+            raise ConnectionResetError("the engine closed the connection at once")
+        self._connections.add(connection)
+        return connection
 
     async def _resolve(self, origin: Origin) -> _Addresses:
         host, port = origin
@@ -347,3 +356,7 @@ class HttpClient:
             if not idle:
                 del self._idle[origin]
         self._sweeper = self.loop.call_later(_SWEEP_S, self._sweep) if self._idle else None
+
+
+def _is_own_shortage(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno in _OWN_SHORTAGES

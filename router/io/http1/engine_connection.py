@@ -13,7 +13,9 @@ from router.io.http1.reply_reader import BrokenReplyError, ReplyReader
 
 _log = logging.getLogger(__name__)
 
-Failure = Literal["unreachable", "broken", "late"]
+Failure = Literal["unreachable", "broken", "late", "local"]
+"""Why a call has no reply. late: the moment until which it may be sent has passed; local: this machine lacks what a
+connection needs (files, ports, memory), which says nothing about the engine."""
 
 
 class CallListener(Protocol):

@@ -117,7 +117,7 @@ def test_failed_legs_that_take_a_replica_out_free_those_that_wait_there() -> Non
             first.silent = True
             waiting = made.start(session="s")
             await until(lambda: first.open == 1)
-            first.silent, first.status = False, 500
+            first.silent, first.drop = False, True
             assert (await made.post(session="s")).decode == second.name
             answer = await asyncio.wait_for(waiting, 3)
             assert (answer.status, answer.decode) == (200, second.name)

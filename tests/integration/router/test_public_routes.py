@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.stub_engine import GENERATE
-from tests.integration.router.harness import CHAT, COMPLETIONS, bench, until
+from tests.integration.router.harness import CHAT, COMPLETIONS, bench, deaf_listener, until
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT, GENERATE])
@@ -52,6 +52,28 @@ def test_what_one_engine_does_not_answer_another_does() -> None:
             await made.prefill[0].stop()
             assert (await made.get("/v1/models")).status == 200
             assert (await made.post("/tokenize", {"prompt": "x"})).status == 200
+
+    asyncio.run(case())
+
+
+def test_questions_go_to_the_engines_in_turn() -> None:
+    async def case() -> None:
+        async with bench(prefill=2, decode=2) as made:
+            for _ in range(8):
+                assert (await made.post("/tokenize", {"prompt": "x"})).status == 200
+            assert [len(stub.asked) for stub in made.engines] == [2, 2, 2, 2]
+
+    asyncio.run(case())
+
+
+def test_an_engine_that_is_silent_is_left_after_a_while() -> None:
+    async def case() -> None:
+        async with bench(question_timeout_s=0.2, probe_timeout_s=60.0) as made:
+            await made.prefill[0].stop()
+            with deaf_listener(made.prefill[0].port):
+                for _ in range(2):
+                    assert (await made.post("/tokenize", {"prompt": "x"})).status == 200
+            assert len(made.decode[0].asked) == 2
 
     asyncio.run(case())
 

@@ -37,11 +37,11 @@ def test_a06_both_legs_carry_the_clients_body_key_for_key(route: Route, body: di
     parsed = parse_body(json.dumps(sent).encode(), route=route, session_header=None, session_fields=("session_id",))
     dropped = {name for name, rule in FIELDS[route].items() if rule.decode.action == "drop"}
     expected = {key: value for key, value in sent.items() if key not in dropped}
-    decode = json.loads(decode_body(parsed, json.dumps(handoff).encode(), salt=None))
+    decode = json.loads(decode_body(parsed, json.dumps(handoff).encode(), salt="s"))
     if isinstance(sent.get("sampling_params"), dict) and route == "generate":
         del decode["sampling_params"], expected["sampling_params"]
-    assert decode == expected | {"kv_transfer_params": handoff}
-    prefill = json.loads(prefill_body(parsed, salt=None))
+    assert decode == expected | {"kv_transfer_params": handoff, "cache_salt": "s"}
+    prefill = json.loads(prefill_body(parsed, salt="s"))
     assert {key: value for key, value in prefill.items() if key not in FIELDS[route]} == {
         key: value for key, value in sent.items() if key not in FIELDS[route]
     }

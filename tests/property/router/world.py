@@ -16,6 +16,7 @@ from router.core.commands import (
     AskReplica,
     CancelLeg,
     Command,
+    CountReadmitted,
     EndLeg,
     EndRelay,
     Leave,
@@ -159,6 +160,8 @@ class World(Judge):
                 client.left, client.waiting, client.timer = True, False, None
                 self.dispatcher.leave(client.number, self.now)
                 self._judge_grants()
+            case CountReadmitted():
+                client.readmitted += 1
             case Pause(until=until):
                 client.timer = until
             case StartRelay():
@@ -237,7 +240,6 @@ class World(Judge):
         was decided before is told before: an answer must not meet a request that has begun anew."""
         if how == "asked" or self.gate.state == "holding":
             self.deliver()
-            client.readmitted += how == "readmit"
             self.feed(client, Interrupted(how))
 
     def move_gate(self, state: GateState) -> None:

@@ -19,7 +19,7 @@ BREAKER = BreakerRules(failures=2, open_s=1.0, max_open_s=30.0)
 def make_settings(*, prefill: int = 0, decode: int = 0, colocated: int = 0, **changes: Any) -> RouterSettings:
     counts: dict[EngineRole, int] = {"prefill": prefill, "decode": decode, "colocated": colocated}
     engines = [
-        {"name": f"{role}-{number}", "role": role, "url": f"http://{role}-{number}/"}
+        {"name": f"{role}-{number}", "role": role, "url": f"http://{role}-{number}"}
         for role, count in counts.items()
         for number in range(count)
     ]

@@ -54,7 +54,11 @@ def test_a04_each_sample_has_its_own_body_and_seed() -> None:
     body = {"messages": [], "n": 4, "seed": 7, "stream": True, "stream_options": {"include_usage": True}, "x": [1.50]}
     assert taken_apart(body, "chat") == [body | {"n": 1, "seed": 7 + sample} for sample in range(4)]
     [first, *_] = samples(parse(body, "chat"), limit=4) or []
-    assert json.loads(prefill_body(first, salt=None))["n"] == 1
+    assert json.loads(prefill_body(first, salt="s"))["n"] == 1
+
+
+def test_the_label_is_of_the_whole_reply() -> None:
+    assert taken_apart({"prompt": "a", "n": 2, "return_headrace": True}) == [{"prompt": "a", "n": 1}] * 2
 
 
 @pytest.mark.parametrize("seed", [None, -1, "x"])

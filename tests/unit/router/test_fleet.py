@@ -200,12 +200,19 @@ def test_another_instance_at_the_same_address_is_another_replica() -> None:
     assert after.usable
 
 
-def test_an_engine_that_does_not_say_its_instance_stays_the_same() -> None:
+def test_an_engine_that_never_said_its_instance_stays_the_same() -> None:
     fleet = make_fleet(decode=1)
     assert fleet.recognise("decode-0", "", 0.0)
     assert fleet.recognise("decode-0", "a", 0.0)
-    assert fleet.recognise("decode-0", "", 0.0)
     assert fleet.members["decode-0"].instance == "a"
+
+
+def test_a41_an_engine_that_comes_back_without_its_fence_is_another_life() -> None:
+    fleet = make_fleet(decode=1)
+    assert fleet.recognise("decode-0", "a", 0.0)
+    assert not fleet.recognise("decode-0", "", 0.0)
+    assert fleet.members["decode-0"].epoch is None
+    assert fleet.usable_count("decode") == 0
 
 
 def test_replicas_are_added_drained_and_removed() -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.commands import CountHandoff, CountLeg, CountRetry, SendLeg
+from router.core.commands import CountHandoff, CountLeg, CountReadmitted, CountRetry, SendLeg
 from tests.unit.router.dispatchers import Room
 from tests.unit.router.fleets import take_out
-from tests.unit.router.flows import Driver, error_of, fields_of, kinds, metrics, pair, status_of
+from tests.unit.router.flows import Driver, fields_of, kinds, metrics, pair, status_of
 
 
 @pytest.mark.parametrize(("age", "sent"), [(28.0, True), (28.1, False)])
@@ -92,7 +92,7 @@ def test_a_handoff_whose_epoch_has_gone_is_dropped_for_a_fresh_pair_in_the_next(
     for name in driver.fleet.members:
         driver.fleet.confirm(name, 2)
     dropped, retry, prefill = driver.open(1.0)
-    assert (dropped, retry) == (CountHandoff(outcome="unused"), CountRetry())
+    assert (dropped, retry) == (CountHandoff(outcome="unused"), CountReadmitted())
     assert (prefill.role, prefill.epoch, prefill.request_id) == ("prefill", 2, "key-2")
     decode = driver.hand_over(now=2.0)[-1]
     assert decode.epoch == 2
@@ -114,8 +114,8 @@ def test_a_handoff_of_an_epoch_without_decode_replicas_is_made_anew_where_there_
     assert driver.hand_over()[-1].epoch == again.epoch
 
 
-def test_attempts_end_where_no_pair_stays_together() -> None:
-    driver = pair(retries=1)
+def test_a_pair_that_does_not_stay_together_uses_up_no_attempt() -> None:
+    driver = pair(retries=0)
     driver.until("asking_second")
     for epoch in (2, 3):
         for name in driver.fleet.members:
@@ -125,8 +125,9 @@ def test_attempts_end_where_no_pair_stays_together() -> None:
             driver.gate.set("frozen")
             driver.hand_over(now=1.0)
     assert commands[0] == CountHandoff(outcome="unused")
-    assert status_of(commands) == 503
-    assert "epoch 2" in error_of(commands)["message"]
+    assert driver.sent().role == "prefill"
+    driver.hand_over(now=2.0)
+    assert status_of(driver.answer(now=3.0)) == 200
     assert driver.idle
 
 

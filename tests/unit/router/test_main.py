@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import json
+import resource
 from pathlib import Path
 
 import pytest
 
-from router.io.start import StartError, load_settings, load_token
+from router.io.start import StartError, load_settings, load_token, raise_open_files
 from router.settings import TOKEN_FILE_VARIABLE
 
 
@@ -33,3 +34,13 @@ def test_settings_that_are_wrong_name_the_file_and_the_field(tmp_path: Path) -> 
     file.write_text(json.dumps({"job": "j", "hots": "x"}))
     with pytest.raises(StartError, match="hots"):
         load_settings(file)
+
+
+def test_as_many_open_files_as_the_system_allows() -> None:
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(before, most - 1), most))
+        raise_open_files()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))

@@ -89,29 +89,30 @@ def test_where_there_is_no_other_it_stays() -> None:
 
 
 def test_rates_are_measured_on_legs_and_a_moved_session_rests_where_it_went() -> None:
-    fleet = make_fleet(colocated=2)
+    fleet = make_fleet(prefill=2)
     first = fleet.sessions.begin_request("s")
-    end(fleet, place(fleet, first, "colocated", tokens=1000), now=1.0, seconds=1.0)
-    assert first.colocated is not None
-    queue = first.colocated
+    end(fleet, place(fleet, first, "prefill", tokens=1000), now=1.0, seconds=1.0)
+    assert first.prefill is not None
+    first.known_tokens = 1000
+    queue = first.prefill
 
     def blocked(tokens: int) -> None:
         one = fleet.sessions.begin_request(None)
         others = frozenset(fleet.members) - {queue.name}
-        assert place(fleet, one, "colocated", tokens=tokens, avoid=others).member is queue
+        assert place(fleet, one, "prefill", tokens=tokens, avoid=others).member is queue
 
     blocked(3000)
-    assert place(fleet, first, "colocated", tokens=1000, now=2.0).reason == "pinned"
+    assert place(fleet, first, "prefill", tokens=1000, now=2.0).reason == "pinned"
     blocked(3000)
-    moved = place(fleet, first, "colocated", tokens=1000, now=3.0)
+    moved = place(fleet, first, "prefill", tokens=1000, now=3.0)
     assert moved.reason == "moved_wait"
     assert moved.member is not queue
 
     queue = moved.member
     blocked(10**6)
-    assert place(fleet, first, "colocated", tokens=1000, now=4.0).member is moved.member
+    assert place(fleet, first, "prefill", tokens=1000, now=4.0).member is moved.member
     end(fleet, moved, now=5.0, seconds=1.0)
-    assert place(fleet, first, "colocated", tokens=1000, now=40.0).reason == "moved_wait"
+    assert place(fleet, first, "prefill", tokens=1000, now=40.0).reason == "moved_wait"
 
 
 def test_what_a_moved_session_read_from_the_pool_sets_the_price_of_the_next_move() -> None:

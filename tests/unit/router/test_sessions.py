@@ -18,7 +18,7 @@ def begun(sessions: Sessions, name: str | None, member: Member = D0) -> Session:
 
 
 def test_a_request_without_an_id_is_a_session_of_its_own() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     one, two = begun(sessions, None), begun(sessions, None, D1)
     assert one is not two
     assert sessions.end_request(one, 0.0) == [D0]
@@ -27,7 +27,7 @@ def test_a_request_without_an_id_is_a_session_of_its_own() -> None:
 
 
 def test_a_named_session_keeps_its_pins_until_it_is_finished() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     session = begun(sessions, "s")
     sessions.pin(session, "prefill", P0)
     assert sessions.end_request(session, 0.0) == []
@@ -38,14 +38,14 @@ def test_a_named_session_keeps_its_pins_until_it_is_finished() -> None:
 
 
 def test_finishing_during_a_request_waits_for_its_end() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     session = begun(sessions, "s")
     assert sessions.finish("s") == []
     assert sessions.end_request(session, 0.0) == [D0]
 
 
 def test_a_request_after_finish_keeps_the_session_alive() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     session = begun(sessions, "s")
     sessions.finish("s")
     assert sessions.begin_request("s") is session
@@ -55,7 +55,7 @@ def test_a_request_after_finish_keeps_the_session_alive() -> None:
 
 
 def test_a_request_after_the_end_begins_the_session_anew() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     first = begun(sessions, "s")
     sessions.end_request(first, 0.0)
     sessions.finish("s")
@@ -65,7 +65,7 @@ def test_a_request_after_the_end_begins_the_session_anew() -> None:
 
 
 def test_more_ends_than_beginnings_are_a_mistake_of_ours() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     session = begun(sessions, "s")
     sessions.end_request(session, 0.0)
     with pytest.raises(AssertionError, match="session s ended more requests than it began"):
@@ -73,7 +73,7 @@ def test_more_ends_than_beginnings_are_a_mistake_of_ours() -> None:
 
 
 def test_a12_idle_sessions_expire_in_their_order_and_open_ones_do_not() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     first, second, busy = begun(sessions, "1", D0), begun(sessions, "2", D1), begun(sessions, "busy", D2)
     sessions.end_request(first, 0.0)
     sessions.end_request(second, 5.0)
@@ -86,7 +86,7 @@ def test_a12_idle_sessions_expire_in_their_order_and_open_ones_do_not() -> None:
 
 
 def test_losing_a_replica_ends_its_pins_once() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     here, there = begun(sessions, "here", D0), begun(sessions, "there", D1)
     sessions.pin(here, "prefill", P0)
     assert [sessions.lose(D0), sessions.lose(D0)] == [1, 0]
@@ -99,7 +99,7 @@ def test_losing_a_replica_ends_its_pins_once() -> None:
 
 
 def test_without_an_idle_time_no_session_outlives_its_requests() -> None:
-    sessions = Sessions(None)
+    sessions = Sessions(None, followed=True)
     session = begun(sessions, "s")
     assert sessions.expire(1e9) == []
     assert sessions.end_request(session, 0.0) == [D0]
@@ -107,7 +107,7 @@ def test_without_an_idle_time_no_session_outlives_its_requests() -> None:
 
 
 def test_a_session_that_moves_leaves_nothing_behind() -> None:
-    sessions = Sessions(None)
+    sessions = Sessions(None, followed=True)
     for number in range(100):
         session = begun(sessions, "s", (D0, D1, D2)[number % 3])
         sessions.pin(session, "decode", (D0, D1, D2)[(number + 1) % 3])
@@ -124,7 +124,7 @@ def changes(sessions: Sessions) -> dict[str, dict[EngineRole, PinRecord]]:
 
 
 def test_each_change_of_a_named_sessions_pins_is_recorded_once() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     session = begun(sessions, "s")
     begun(sessions, None)
     assert changes(sessions) == {"s": {"decode": PinRecord("d0", "d0's")}}
@@ -141,7 +141,7 @@ def test_each_change_of_a_named_sessions_pins_is_recorded_once() -> None:
 
 
 def test_an_expired_session_is_recorded_as_over() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     sessions.end_request(begun(sessions, "s"), 0.0)
     sessions.take_changes()
     sessions.expire(10.0)
@@ -149,14 +149,14 @@ def test_an_expired_session_is_recorded_as_over() -> None:
 
 
 def test_all_records_are_those_with_pins() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     begun(sessions, "s").known_tokens = 70
     sessions.begin_request("nowhere yet")
     assert sessions.all_records() == [SessionRecord("s", {"decode": PinRecord("d0", "d0's")}, 70)]
 
 
 def test_a_restored_session_is_pinned_role_by_role_and_idle_from_then_on() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     assert sessions.restore("s", 70, D0, 100.0)
     assert sessions.restore("s", 70, P0, 105.0)
     assert sessions.expire(109.9) == []
@@ -167,7 +167,7 @@ def test_a_restored_session_is_pinned_role_by_role_and_idle_from_then_on() -> No
 
 
 def test_a_pin_that_the_session_has_by_now_is_not_restored_over() -> None:
-    sessions = Sessions(10.0)
+    sessions = Sessions(10.0, followed=True)
     session = begun(sessions, "s", D1)
     assert not sessions.restore("s", 70, D0, 0.0)
     assert sessions.restore("s", 70, P0, 0.0)
@@ -176,6 +176,6 @@ def test_a_pin_that_the_session_has_by_now_is_not_restored_over() -> None:
 
 
 def test_where_sessions_do_not_outlive_their_requests_none_is_restored() -> None:
-    sessions = Sessions(None)
+    sessions = Sessions(None, followed=True)
     assert not sessions.restore("s", 70, D0, 0.0)
     assert len(sessions) == 0

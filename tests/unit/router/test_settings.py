@@ -7,6 +7,7 @@ import pytest
 from connectors.engine_env import KEEP_ALIVE_S
 from router.settings import (
     ConsistentHash,
+    EngineEndpoint,
     LeastLoaded,
     PolicyName,
     PowerOfTwo,
@@ -24,6 +25,22 @@ def test_settings_refuse_what_can_not_work() -> None:
     with pytest.raises(ValueError, match="handoff_margin_s"):
         make_settings(handoff_margin_s=30.0)
     assert isinstance(make_settings(), RouterSettings)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "127.0.0.1:8200", "https://a", "HTTP://a", "http://", "http://:80", "http://a/", "http://a/v1", "http://a?b",
+     "http://a#b", "http://me@a", "http://a b", "http://a\r\nb", "http://a:", "http://a:0", "http://a:65536", "http://a:b",
+     "http://::1", "http://[::1"],
+)  # fmt: skip
+def test_an_engines_url_is_its_address_and_nothing_more(url: str) -> None:
+    with pytest.raises(ValueError, match="must be http://HOST or http://HOST:PORT"):
+        EngineEndpoint(name="a", role="decode", url=url)
+
+
+@pytest.mark.parametrize("url", ["http://a", "http://node_1.local:8200", "http://10.0.0.1:65535", "http://[::1]:80"])
+def test_addresses_of_engines(url: str) -> None:
+    assert EngineEndpoint(name="a", role="decode", url=url).url == url
 
 
 @pytest.mark.parametrize("name", ["handoff_lease_s", "request_timeout_s"])

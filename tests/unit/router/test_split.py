@@ -11,6 +11,7 @@ from router.core.split import (
     ROUTE_OF_PATH,
     ClientBody,
     Route,
+    check_single,
     check_split,
     decode_body,
     parse_body,
@@ -27,6 +28,7 @@ ASKED = {
     "remote_host": None,
     "remote_port": None,
 }
+SALT = "ours"
 ROUTES = sorted(FIELDS)
 LONG = list(range(70_000, 74_000))
 
@@ -36,14 +38,20 @@ def parse(body: Any, header: str | None = None, route: Route = "completions") ->
     return parse_body(raw, route=route, session_header=header, session_fields=("session_id", "conversation"))
 
 
-def prefill(body: Any, route: Route = "completions", salt: str | None = None) -> Any:
-    return json.loads(prefill_body(parse(body, route=route), salt=salt))
-
-
-def decode(body: Any, route: Route = "completions", salt: str | None = None) -> Any:
-    sent = decode_body(parse(body, route=route), HANDOFF, salt=salt)
-    assert HANDOFF in sent
+def unsalted(sent: bytes) -> Any:
     fields = json.loads(sent)
+    assert fields.pop("cache_salt") == SALT
+    return fields
+
+
+def prefill(body: Any, route: Route = "completions") -> Any:
+    return unsalted(prefill_body(parse(body, route=route), salt=SALT))
+
+
+def decode(body: Any, route: Route = "completions") -> Any:
+    sent = decode_body(parse(body, route=route), HANDOFF, salt=SALT)
+    assert HANDOFF in sent
+    fields = unsalted(sent)
     del fields["kv_transfer_params"]
     return fields
 
@@ -81,6 +89,22 @@ def test_a_session_id_of_another_kind_is_refused(value: Any) -> None:
     with pytest.raises(RequestRefused) as caught:
         parse({"session_id": value})
     assert caught.value.param == "session_id"
+
+
+@pytest.mark.parametrize("value", ["x" * 257, 10**256, 10**3000])
+@pytest.mark.parametrize("name", ["session_id", "conversation"])
+def test_a_session_id_that_is_too_long_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestRefused, match="at most 256 characters") as caught:
+        parse({name: value})
+    assert caught.value.param == name
+    assert parse({name: "x" * 256}).session_id == "x" * 256
+
+
+def test_a_session_id_that_is_too_long_for_a_header_is_refused_too() -> None:
+    with pytest.raises(RequestRefused, match="header") as caught:
+        parse({}, "x" * 257)
+    assert caught.value.param == "session_id"
+    assert parse({}, "x" * 256).session_id == "x" * 256
 
 
 @pytest.mark.parametrize("salt", ["", "x" * 129, "a@b", "a/b", "a\\b", "a\0b", 5, ["a"], {}])
@@ -133,7 +157,7 @@ def test_routes_by_path() -> None:
 def test_long_lists_of_tokens_pass_as_they_are(raw: Any, route: Route, tokens: Any) -> None:
     raw = raw.encode() if isinstance(raw, str) else json.dumps(raw).encode()
     body, client = parse(raw, route=route), json.loads(raw)
-    for sent in (json.loads(prefill_body(body, salt=None)), json.loads(decode_body(body, None, salt=None))):
+    for sent in (unsalted(prefill_body(body, salt=SALT)), unsalted(decode_body(body, None, salt=SALT))):
         assert sent.get("token_ids" if route == "generate" else "prompt") == tokens
         assert {name: sent[name] for name in ("a", "b", "x", "text") if name in client} == {
             name: client[name] for name in ("a", "b", "x", "text") if name in client
@@ -196,7 +220,7 @@ def test_sampling_params_of_another_kind_are_left_for_the_engine_to_refuse(sampl
 def test_a03_a06_the_decode_leg_is_the_clients_body_and_the_handoff() -> None:
     body = {"prompt": [1, 2, 3], "stop": ["x"], "invented": {"a": [None]}, "session_id": "s", "prompt_logprobs": 1}
     assert decode(body) == {"prompt": [1, 2, 3], "stop": ["x"], "invented": {"a": [None]}}
-    assert "kv_transfer_params" not in json.loads(decode_body(parse({"kv_transfer_params": None}), None, salt=None))
+    assert "kv_transfer_params" not in unsalted(decode_body(parse({"kv_transfer_params": None}), None, salt=SALT))
 
 
 def test_a05_scores_of_the_prompt_are_asked_of_the_prefill_engine_alone() -> None:
@@ -232,18 +256,15 @@ def test_the_thrown_away_token_is_not_worked_on(name: str) -> None:
 @pytest.mark.parametrize("route", ROUTES)
 def test_the_routers_salt_stands_in_place_of_the_clients(route: Route) -> None:
     for body in ({"cache_salt": "mine", "x": 1}, {"x": 1}):
-        for make in (prefill, decode):
-            assert make(body, route, salt="ours")["cache_salt"] == "ours"
-            assert make(body, route).get("cache_salt") == body.get("cache_salt")
-        single = json.loads(single_body(parse(body, route=route), salt="ours"))
-        assert single == {"x": 1, "cache_salt": "ours"}
+        parsed = parse(body, route=route)
+        for sent in (prefill_body(parsed, salt=SALT), decode_body(parsed, None, salt=SALT)):
+            assert json.loads(sent)["cache_salt"] == SALT
+        assert json.loads(single_body(parsed, salt=SALT)) == {"x": 1, "cache_salt": SALT}
 
 
-def test_a_single_leg_is_the_clients_bytes_unless_a_field_is_the_routers() -> None:
-    raw = b'{ "prompt":"a",  "n": 4 }'
-    assert single_body(parse(raw), salt=None) is raw
-    owned = {"prompt": "a", "conversation": "c", "request_id": "r", "return_headrace": 1}
-    assert json.loads(single_body(parse(owned), salt=None)) == {"prompt": "a"}
+def test_a_single_leg_is_the_clients_body_without_the_fields_of_the_router() -> None:
+    owned = {"prompt": "a", "n": 4, "conversation": "c", "request_id": "r", "return_headrace": 1}
+    assert unsalted(single_body(parse(owned), salt=SALT)) == {"prompt": "a", "n": 4}
 
 
 # -- refusals -----------------------------------------------------------------------------------------------
@@ -281,7 +302,6 @@ def test_a04_one_sample_passes_and_what_engines_refuse_is_left_to_them(route: Ro
         ({"prompt": "a", "truncate_prompt_tokens": -1}, "truncate_prompt_tokens"),
         ({"prompt": "a", "truncate_prompt_tokens": "-1"}, "truncate_prompt_tokens"),
         ({"prompt": "a", "truncate_prompt_tokens": -1.0}, "truncate_prompt_tokens"),
-        ({"prompt": "a", "kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
     ],
 )
 def test_what_one_handoff_can_not_serve_is_refused_by_name(fields: Any, param: str) -> None:
@@ -298,8 +318,6 @@ def test_what_one_handoff_can_not_serve_is_refused_by_name(fields: Any, param: s
         ({"sampling_params": {"prompt_logprobs": 1}, "stream": True}, "generate", "prompt_logprobs"),
         ({"sampling_params": {"prompt_logprob_token_ids": [[1]]}, "stream": True}, "generate",
          "prompt_logprob_token_ids"),
-        ({"sampling_params": {"extra_args": {"kv_transfer_params": {}}}}, "generate", "extra_args"),
-        ({"kv_transfer_params": {}}, "generate", "kv_transfer_params"),
     ],
 )  # fmt: skip
 def test_refusals_of_the_other_routes(fields: Any, route: Route, param: str) -> None:
@@ -328,3 +346,33 @@ def test_refusals_of_the_other_routes(fields: Any, route: Route, param: str) -> 
 )
 def test_what_one_handoff_can_serve_passes(fields: Any) -> None:
     check_split(parse(fields))
+
+
+OWN_HANDOFFS: list[tuple[Route, Any, str]] = [
+    ("completions", {"kv_transfer_params": {"do_remote_prefill": True}}, "kv_transfer_params"),
+    ("generate", {"kv_transfer_params": {}}, "kv_transfer_params"),
+    ("completions", {"vllm_xargs": {"x": 1, "kv_transfer_params": {}}}, "vllm_xargs"),
+    ("chat", {"vllm_xargs": {"kv_transfer_params": "text"}}, "vllm_xargs"),
+    ("generate", {"sampling_params": {"extra_args": {"kv_transfer_params": None}}}, "extra_args"),
+]
+
+
+@pytest.mark.parametrize("check", [check_split, check_single])
+@pytest.mark.parametrize(("route", "fields", "param"), OWN_HANDOFFS)
+def test_a_clients_own_handoff_reaches_no_engine(check: Any, route: Route, fields: Any, param: str) -> None:
+    with pytest.raises(RequestRefused, match="is set by the router") as caught:
+        check(parse(fields, route=route))
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    ("route", "fields"),
+    [
+        ("completions", {"prompt": ["a", "b"], "n": 4, "use_beam_search": True, "vllm_xargs": {"x": [1, 2]}}),
+        ("chat", {"messages": [], "echo": True, "kv_transfer_params": None, "vllm_xargs": None}),
+        ("generate", {"stream": True, "sampling_params": {"n": 4, "prompt_logprobs": 1, "extra_args": {"x": 1}}}),
+        ("generate", {"sampling_params": "no object"}),
+    ],
+)
+def test_an_engine_that_does_both_is_asked_for_what_one_handoff_can_not_serve(route: Route, fields: Any) -> None:
+    check_single(parse(fields, route=route))

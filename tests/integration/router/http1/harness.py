@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from router.io.http1.client import Failure, HttpClient
+from router.io.http1.client import Failure, HttpClient, OpenSocket
 from router.io.http1.server import Application, Exchange, HttpServer, Limits, Request, Responder
 from router.io.sockets import open_socket
 from tests.integration.router.harness import until
@@ -262,9 +262,9 @@ async def engine(script: Callable[[EngineSide, int], Awaitable[None]]) -> AsyncI
 
 
 @asynccontextmanager
-async def http_client(**changes: float) -> AsyncIterator[HttpClient]:
+async def http_client(opener: OpenSocket = open_socket, **changes: float) -> AsyncIterator[HttpClient]:
     values: dict[str, float] = {"keepalive_s": 60.0, "connect_timeout_s": 60.0} | changes
-    client = HttpClient(**values, open_socket=open_socket)
+    client = HttpClient(**values, open_socket=opener)
     try:
         yield client
     finally:

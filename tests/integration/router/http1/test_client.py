@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import socket
 import time
+from typing import Any
 
 import pytest
 
-from router.io.http1.client import HttpClient, split_url
+from router.io.http1.client import Failure, HttpClient, split_url
 from tests.integration.router.harness import deaf_listener, until
 from tests.integration.router.http1.harness import (
     HEAD,
@@ -158,6 +161,53 @@ def test_an_engine_that_is_not_there_is_unreachable(run: Run) -> None:
                     assert (await listener.over()).failure == "unreachable"
 
         run(case())
+
+
+@both_loops
+@pytest.mark.parametrize(
+    ("codes", "failure"),
+    [
+        ([errno.EMFILE], "local"),
+        ([errno.ENOBUFS, errno.EADDRNOTAVAIL], "local"),
+        ([errno.ECONNREFUSED, errno.EADDRNOTAVAIL], "unreachable"),
+        ([errno.EADDRNOTAVAIL, errno.EHOSTUNREACH], "unreachable"),
+    ],
+)
+def test_what_this_machine_lacks_is_not_the_engines_failure(
+    run: Run, codes: list[int], failure: Failure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = iter(codes)
+
+    def no_socket(_address: Any) -> socket.socket:
+        code = next(left)
+        raise OSError(code, os.strerror(code))
+
+    async def case() -> None:
+        address = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 9))
+        with monkeypatch.context() as patch:
+            patch.setattr(socket, "getaddrinfo", lambda *_, **__: [address] * len(codes))
+            async with http_client(no_socket) as client:
+                listener = Listener()
+                client.send("http://engine:9/", "POST", HEAD, b"", listener)
+                assert (await listener.over()).failure == failure
+        assert list(left) == []
+
+    run(case())
+
+
+@both_loops
+def test_a_mistake_while_connecting_ends_the_call(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_address: Any) -> socket.socket:
+        raise TypeError("a mistake")
+
+    async def case() -> None:
+        async with http_client(broken) as client:
+            listener = Listener()
+            client.send("http://127.0.0.1:9/", "POST", HEAD, b"", listener)
+            assert (await listener.over()).failure == "unreachable"
+
+    run(case())
+    assert [record.message for record in caplog.records] == ["connecting to 127.0.0.1 port 9 failed"]
 
 
 @both_loops
