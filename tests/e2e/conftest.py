@@ -33,18 +33,21 @@ class Colocated:
     """What one colocated engine without offload answers."""
 
     turns: Turns
-    traffic: Answers
+    traffic: Answers | None
+    """None where no test of this run asks for it."""
 
 
 @pytest.fixture(scope="session")
-def colocated(headrace: Headrace, tiny_model: Path) -> Colocated:
+def colocated(request: pytest.FixtureRequest, headrace: Headrace, tiny_model: Path) -> Colocated:
     """All reference answers from one engine: starting it takes longer than they do."""
     table = job_table("reference", tiny_model, REFERENCE_PORT, roles={"colocated": {}}, monitoring={"enabled": False})
     try:
         url = headrace.up(table)["router"]["url"]
         first = first_turns(url)
         turns = Turns(first=first, second=second_turns(url, first))
-        return Colocated(turns=turns, traffic=asyncio.run(serve(url, anyone_leaves=False)))
+        wanted = any("traffic_reference" in getattr(item, "fixturenames", ()) for item in request.session.items)
+        traffic = asyncio.run(serve(url, anyone_leaves=False)) if wanted else None
+        return Colocated(turns=turns, traffic=traffic)
     finally:
         headrace.down("reference")
 
@@ -58,4 +61,5 @@ def reference(colocated: Colocated) -> Turns:
 @pytest.fixture(scope="session")
 def traffic_reference(colocated: Colocated) -> Answers:
     """The mixed traffic, everybody served to the end."""
+    assert colocated.traffic is not None, "nobody asked for it when the run began"
     return colocated.traffic

@@ -19,7 +19,7 @@ from tests.e2e.harness import CALL_TIMEOUT_S, PATIENT_HANDOFF, Headrace, engine_
 from tests.e2e.leftovers import wait_for_nothing_held
 from tests.e2e.traffic import ALL_CLIENTS, COMPLETION, PATHS, Answers, serve
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(1800)]
 
 NAME = "mixed-traffic"
 ROUTER_PORT = 9433
