@@ -62,7 +62,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     """No replica. A second leg may still be served in another way; see `Flow`."""
 
     serial: int
-    kind: Literal["no_replica", "line_full", "waited_too_long", "no_pair", "draining"]
+    kind: Literal["no_replica", "line_full", "waited_too_long", "no_pair"]
     message: str
 
 

@@ -13,14 +13,13 @@ from typing import Literal
 from router.core.asks import LegEnd, Reason
 from router.core.breaker import Breaker, BreakerRules
 from router.core.load import LoadIndex
-from router.core.policies import ChoiceContext, make_policy
+from router.core.policies import NOBODY, ChoiceContext, make_policy
 from router.core.rates import MoveRates, Rate
 from router.core.sessions import Session, SessionRecord, Sessions
 from router.core.table import HealthRules, Member, ProbeFailure
 from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 
 ROLES: tuple[EngineRole, ...] = ("prefill", "decode", "colocated")
-_NOT_SHARED: frozenset[str] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +199,7 @@ class Fleet:
         *,
         tokens: int,
         now: float,
-        avoid: frozenset[str] = _NOT_SHARED,
+        avoid: frozenset[str] = NOBODY,
         key: str = "",
     ) -> Reservation | None:
         """Choose a replica for a leg and reserve it; None if no replica of these epochs has room."""

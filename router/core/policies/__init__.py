@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from router.core.policies.base import Choice, ChoiceContext, Policy
+from router.core.policies.base import NOBODY, Choice, ChoiceContext, Policy
 from router.core.policies.consistent_hash import ConsistentHashPolicy
 from router.core.policies.least_loaded import LeastLoadedPolicy
 from router.core.policies.power_of_two import PowerOfTwoPolicy
@@ -19,7 +19,7 @@ from router.settings import (
     StickyLeastLoaded,
 )
 
-__all__ = ["Choice", "ChoiceContext", "Policy", "make_policy"]
+__all__ = ["NOBODY", "Choice", "ChoiceContext", "Policy", "make_policy"]
 
 
 def make_policy(settings: PolicySettings) -> Policy:

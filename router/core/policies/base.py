@@ -44,9 +44,6 @@ class Choice(msgspec.Struct):
 class Policy(Protocol):
     """Chooses among the members with room of the given indexes (one per epoch that will do, newest first)."""
 
-    pins: bool
-    """Does a session stay where the policy put it?"""
-
     def choose(self, context: ChoiceContext, indexes: Sequence[LoadIndex]) -> Choice | None:
         """The member for the next leg, or None if none has room."""
         ...

@@ -17,8 +17,6 @@ from router.core.table import Member
 class ConsistentHashPolicy:
     """See the module text."""
 
-    pins = False
-
     def choose(self, context: ChoiceContext, indexes: Sequence[LoadIndex]) -> Choice | None:
         members = without(candidates(indexes), context.avoid)
         if not members:

@@ -11,8 +11,6 @@ from router.core.policies.base import Choice, ChoiceContext, least_loaded
 class LeastLoadedPolicy:
     """Sessions end with their requests here, so the fewest sessions are the fewest requests."""
 
-    pins = False
-
     def choose(self, context: ChoiceContext, indexes: Sequence[LoadIndex]) -> Choice | None:
         member = least_loaded(indexes, context.avoid)
         return Choice(member, "unpinned") if member is not None else None

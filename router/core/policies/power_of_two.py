@@ -17,8 +17,6 @@ _MASK = (1 << 64) - 1
 class PowerOfTwoPolicy:
     """See the module text."""
 
-    pins = False
-
     def __init__(self) -> None:
         self._state = 0
 

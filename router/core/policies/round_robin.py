@@ -16,8 +16,6 @@ from router.core.policies.base import Choice, ChoiceContext, candidates, without
 class RoundRobinPolicy:
     """See the module text."""
 
-    pins = False
-
     def __init__(self) -> None:
         self._last = -1
 

@@ -25,8 +25,6 @@ from router.settings import MoveRules
 class StickyLeastLoadedPolicy:
     """See the module text. `move` None: a session never leaves a replica that has room."""
 
-    pins = True
-
     def __init__(self, move: MoveRules | None) -> None:
         self._move = move
 
