@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+import msgspec
+
 from router.core.asks import Ask, Grant, LegEnd, Refusal
 from router.core.epochs import Epochs
 from router.core.fleet import Fleet, Reservation
@@ -46,8 +48,7 @@ class Limits:
         )
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
+class _Request(msgspec.Struct, eq=False):
     number: int
     session: Session
     admitted: bool = False
@@ -148,7 +149,7 @@ class Dispatcher:
         """Why no new request can be served now; None if one can."""
         if not self.gate.may_start:
             return self._reason(_GATE)
-        if self.fleet.epochs_with("prefill", "decode") or self.fleet.epochs_with("colocated"):
+        if self.fleet.paired or self.fleet.alone:
             return None
         return self._missing()
 
@@ -166,7 +167,7 @@ class Dispatcher:
             and self._admitted >= self._limits.max_requests
         ):
             return _TOTAL
-        pairs, alone = self.fleet.epochs_with("prefill", "decode"), self.fleet.epochs_with("colocated")
+        pairs, alone = self.fleet.paired, self.fleet.alone
         if ask.min_version is not None:
             first = self.epochs.first_with(ask.min_version)
             if first is None:
@@ -185,7 +186,7 @@ class Dispatcher:
     def _decide_second(self, request: _Request, ask: Ask, epoch: int, now: float) -> Grant | Refusal | Lane:
         if not self.gate.may_continue:
             return _GATE
-        if epoch not in self.fleet.epochs_with("decode"):
+        if not self.fleet.is_served("decode", epoch):
             return Refusal(serial=ask.serial, kind="no_pair", message=f"no usable decode replica in epoch {epoch}")
         return self._place(request, ask, "decode", [epoch], now)
 

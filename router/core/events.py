@@ -1,4 +1,5 @@
-"""What can happen to one request. Made by the shell (`io/exchange.py`, `io/leg.py`), fed to `flow.py`."""
+"""What can happen to one request. Made by the shell (`io/exchange.py`, `io/leg.py`) or, as a grant or a refusal, by the
+dispatcher; fed to `flow.py`."""
 
 from __future__ import annotations
 
@@ -26,26 +27,10 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """Until when it has to be answered; None: the settings' time from now on."""
     request_key: str
     """Unique among all requests ever sent to these engines; ids of attempts are made from it."""
-
-
-class Granted(msgspec.Struct, frozen=True):
-    """The dispatcher has reserved a replica."""
-
-    grant: Grant
-
-    @property
-    def serial(self) -> int:
-        return self.grant.serial
-
-
-class Refused(msgspec.Struct, frozen=True):
-    """The dispatcher has none to give."""
-
-    refusal: Refusal
-
-    @property
-    def serial(self) -> int:
-        return self.refusal.serial
+    asked_id: str | None = None
+    """The client's X-Request-Id."""
+    forwarded: bytes = b""
+    """Header lines for the engines."""
 
 
 class LegAnswered(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,8 +92,8 @@ class Interrupted(msgspec.Struct, frozen=True):
 
 Event = (
     Arrived
-    | Granted
-    | Refused
+    | Grant
+    | Refusal
     | LegAnswered
     | LegStreaming
     | LegFailed

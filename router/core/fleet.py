@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from router.core.asks import LegEnd, Reason
 from router.core.breaker import Breaker, BreakerRules
 from router.core.load import LoadIndex
@@ -22,8 +24,7 @@ from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 ROLES: tuple[EngineRole, ...] = ("prefill", "decode", "colocated")
 
 
-@dataclass(slots=True, eq=False)
-class Reservation:
+class Reservation(msgspec.Struct, eq=False):
     """A leg's place on a member, from the choice to the end of the leg."""
 
     ticket: int
@@ -83,8 +84,10 @@ class Fleet:
         self._policies = {role: make_policy(policy) for role in ROLES}
         self._rates = {role: MoveRates(cold=Rate(), pool=Rate()) for role in ROLES}
         self._indexes: dict[EngineRole, dict[int, LoadIndex]] = {role: {} for role in ROLES}
-        self._epochs: dict[tuple[EngineRole, ...], list[int]] = {}
-        """Answers of `epochs_with`, until an index comes or goes."""
+        self.paired: list[int] = []
+        """Epochs in which both a prefill and a decode replica are usable, newest first."""
+        self.alone: list[int] = []
+        """The same for colocated replicas."""
         self._open: dict[int, Reservation] = {}
         self._restorable: dict[str, list[tuple[SessionRecord, str]]] = {}
         """Pins of an earlier router by replica, with the instance that they belong to."""
@@ -182,14 +185,9 @@ class Fleet:
     def usable_count(self, role: EngineRole) -> int:
         return sum(map(len, self._indexes[role].values()))
 
-    def epochs_with(self, *roles: EngineRole) -> list[int]:
-        """Epochs in which each of the roles has a usable replica, newest first."""
-        found = self._epochs.get(roles)
-        if found is None:
-            first, *others = (self._indexes[role] for role in roles)
-            found = sorted((epoch for epoch in first if all(epoch in other for other in others)), reverse=True)
-            self._epochs[roles] = found
-        return found
+    def is_served(self, role: EngineRole, epoch: int) -> bool:
+        """Has this role a usable replica in this epoch?"""
+        return epoch in self._indexes[role]
 
     def place(
         self,
@@ -203,7 +201,8 @@ class Fleet:
         key: str = "",
     ) -> Reservation | None:
         """Choose a replica for a leg and reserve it; None if no replica of these epochs has room."""
-        indexes = [self._indexes[role][epoch] for epoch in epochs if epoch in self._indexes[role]]
+        by_epoch = self._indexes[role]
+        indexes = [by_epoch[epoch] for epoch in epochs if epoch in by_epoch]
         if not indexes:
             return None
         policy, pinned = self._policies[role], session.pin_of(role)
@@ -315,15 +314,21 @@ class Fleet:
             index.discard(member)
             if not len(index):
                 del indexes[index.epoch]
-                self._epochs.clear()
+                self._epochs_changed()
         elif usable and member.index is None:
             assert member.epoch is not None, "usable without an epoch"
             if member.epoch not in indexes:
                 indexes[member.epoch] = LoadIndex(member.epoch)
-                self._epochs.clear()
+                self._epochs_changed()
             indexes[member.epoch].add(member)
         elif usable:
             self._touch(member)
+
+    def _epochs_changed(self) -> None:
+        """An index has come or gone."""
+        decode = self._indexes["decode"]
+        self.paired = sorted((epoch for epoch in self._indexes["prefill"] if epoch in decode), reverse=True)
+        self.alone = sorted(self._indexes["colocated"], reverse=True)
 
     def _touch(self, member: Member) -> None:
         if member.index is not None:

@@ -3,7 +3,7 @@ r"""One client request, from its arrival to its end: events in, commands out.
 `io/exchange.py` makes a `Flow` per request, feeds it what happens and does what it says. Which replica, and when, is
 the dispatcher's answer; the bodies are `split.py`'s.
 
-    new --> asking --Granted--> prefill --P reply--> asking_second --Granted--> decode --first line--> relaying --> done
+    new --> asking --Grant--> prefill --P reply--> asking_second --Grant--> decode --first line--> relaying --> done
               ^                                                                   |  \--whole reply--> done
               +------------------------ resting, a fresh attempt -----------------+
 A fleet of colocated replicas has one leg, which lives in the state "decode". At most one leg is alive, so a request
@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from router.core.asks import LegEnd
+from router.core.asks import Grant, LegEnd, Refusal
 from router.core.client_stream import ClientStream
 from router.core.commands import (
     Answer,
@@ -43,13 +43,11 @@ from router.core.events import (
     Arrived,
     ClientGone,
     Event,
-    Granted,
     HandoffExpired,
     Interrupted,
     LegAnswered,
     LegFailed,
     LegStreaming,
-    Refused,
     StreamEnded,
     Thawed,
     TimeReached,
@@ -78,11 +76,11 @@ class Flow(Moves):
 
     def step(self, event: Event, now: float) -> list[Command]:
         """Take one event; what the shell has to do, in order."""
-        if isinstance(event, Granted | Refused) and event.serial != self._asks:
+        if isinstance(event, _ANSWERS) and event.serial != self._asks:
             # It answers an older question: one that the request no longer waits for.
-            return [EndLeg(LegEnd(event.grant.ticket, "cancelled"))] if isinstance(event, Granted) else []
-        handler = _TRANSITIONS.get((self.state, type(event)))
+            return [EndLeg(LegEnd(event.ticket, "cancelled"))] if isinstance(event, Grant) else []
         self._story.append(self.state)
+        handler = _TRANSITIONS.get((self.state, type(event)))
         if handler is None:
             raise InvalidTransition(f"{' > '.join(self._story)}: {type(event).__name__}")
         commands: list[Command] = handler(self, event, now)
@@ -108,8 +106,7 @@ class Flow(Moves):
         self.legs = Legs(self._body, self._stream.asked, event, self._tools, self._deadline)
         return self._start_attempt()
 
-    def _first_granted(self, event: Granted, now: float) -> list[Command]:
-        grant = event.grant
+    def _first_granted(self, grant: Grant, now: float) -> list[Command]:
         if not self._gate.may_start:
             return self._back_in_line(grant, None)
         # Not at arrival: only now it is known whether the legs are separate.
@@ -128,18 +125,18 @@ class Flow(Moves):
         self.state = "prefill" if grant.role == "prefill" else "decode"
         return self.legs.send_first(grant, now)
 
-    def _second_granted(self, event: Granted, now: float) -> list[Command]:
+    def _second_granted(self, grant: Grant, now: float) -> list[Command]:
         if not self._gate.may_continue:
-            return self._back_in_line(event.grant, event.grant.epoch)
-        sent = self.legs.send_second(event.grant, now)
+            return self._back_in_line(grant, grant.epoch)
+        sent = self.legs.send_second(grant, now)
         if sent is None:
-            end = EndLeg(LegEnd(event.grant.ticket, "expired"))
-            return [end, *self._renew_handoff(event.grant.epoch, now)]
+            end = EndLeg(LegEnd(grant.ticket, "expired"))
+            return [end, *self._renew_handoff(grant.epoch, now)]
         self.state = "decode"
         return sent
 
-    def _refused(self, event: Refused, _now: float) -> list[Command]:
-        refusal, dropped = event.refusal, self.legs.drop_handoff()
+    def _refused(self, refusal: Refusal, _now: float) -> list[Command]:
+        dropped = self.legs.drop_handoff()
         if refusal.kind == "no_pair":
             # The handoff's epoch has gone, by an update: the pair is made anew in another, as in `_readmit`.
             self._attempts -= 1
@@ -282,20 +279,21 @@ class Flow(Moves):
         return []
 
 
+_ANSWERS = (Grant, Refusal)
 _PARKED: State = "parked"
 _OVER: tuple[State, ...] = (_PARKED, "done")
 _LIVE: tuple[State, ...] = ("asking", "prefill", "asking_second", "decode", "relaying", "resting")
 _TRANSITIONS: dict[tuple[State, type[Event]], Callable[[Flow, Any, float], list[Command]]] = {
     ("new", Arrived): Flow._arrived,
-    ("asking", Granted): Flow._first_granted,
-    ("asking", Refused): Flow._refused,
+    ("asking", Grant): Flow._first_granted,
+    ("asking", Refusal): Flow._refused,
     ("asking", TimeReached): Flow._waited_too_long,
     ("prefill", LegAnswered): Flow._prefill_answered,
     ("prefill", LegStreaming): Flow._streaming,
     ("prefill", LegFailed): Flow._leg_failed,
     ("prefill", TimeReached): Flow._leg_too_slow,
-    ("asking_second", Granted): Flow._second_granted,
-    ("asking_second", Refused): Flow._refused,
+    ("asking_second", Grant): Flow._second_granted,
+    ("asking_second", Refusal): Flow._refused,
     ("asking_second", TimeReached): Flow._waited_too_long,
     ("decode", LegAnswered): Flow._decode_answered,
     ("decode", LegStreaming): Flow._streaming,

@@ -1,7 +1,8 @@
 """The usable replicas of one role and one epoch, indexed so that the least loaded is found without a scan.
 
-`fleet.py` writes it, the policies read it. The index is a heap whose outdated entries are dropped when
-they surface: a change costs O(log n), and so does a choice.
+`fleet.py` writes it, the policies read it. The index is a heap of what each member's load was at some moment and is now
+at least: a member whose load grows keeps its entry and is put right when that surfaces, one whose load falls below its
+entry gets a new one. So a leg of a pinned session, which comes and goes, costs the heap nothing, and a choice O(log n).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 from router.core.table import Member
 
-_Entry = tuple[int, int, int, int, int, Member]
-"""(sessions, tokens, chosen, order, version, member): the first three decide, `order` is never equal."""
+_Entry = tuple[int, int, int, int, Member]
+"""(sessions, tokens, chosen, order, member): the first three decide, `order` is never equal."""
 
 
 class LoadIndex:
@@ -37,30 +38,27 @@ class LoadIndex:
 
     def discard(self, member: Member) -> None:
         assert member.index is self, f"{member.name} is not indexed here"
-        member.index, member.present = None, False
-        member.version += 1
+        member.index, member.present, member.entry = None, False, None
         del self._members[member]
         self._in_order = None
 
     def touch(self, member: Member) -> None:
         """Something about a member's load or room has changed."""
-        heap = self._heap
-        member.version += 1
         present = member.has_room
         if present != member.present:
             member.present = present
             self._in_order = None
         if not present:
+            member.entry = None
             return
-        if heap and heap[0][5] is member:
-            # The one just chosen: its old entry would be the next to be dropped.
-            heapreplace(heap, _entry(member))
-            return
-        heappush(heap, _entry(member))
-        if len(heap) > 64 + 4 * len(self._members):
-            # Void entries below the top would otherwise pile up for as long as the top stays valid.
-            self._heap = [_entry(each) for each in self._members if each.present]
-            heapify(self._heap)
+        known = member.entry
+        if known is None or (member.sessions, member.tokens, member.chosen) < known[:3]:
+            member.entry = entry = _entry(member)
+            heappush(self._heap, entry)
+            if len(self._heap) > 64 + 4 * len(self._members):
+                # Void entries below the top would otherwise pile up for as long as the top stays valid.
+                self._heap = [each.entry for each in self._members if each.entry is not None]
+                heapify(self._heap)
 
     def in_order(self) -> list[Member]:
         """The members with room in the order of their joining; the same list until one comes or goes."""
@@ -70,19 +68,29 @@ class LoadIndex:
 
     def least_loaded(self, avoid: frozenset[str]) -> Member | None:
         """The member with room, outside `avoid`, that comes first; None if there is none."""
-        heap = self._heap
-        while heap and (heap[0][4] != heap[0][5].version or not heap[0][5].present):
-            heappop(heap)
-        if not heap:
-            return None
-        if not avoid or heap[0][5].name not in avoid:
-            return heap[0][5]
+        top = self._top()
+        if top is None or not avoid or top.name not in avoid:
+            return top
         return min(
             (each for each in self.in_order() if each.name not in avoid),
             key=lambda each: _entry(each)[:4],
             default=None,
         )
 
+    def _top(self) -> Member | None:
+        heap = self._heap
+        while heap:
+            entry = heap[0]
+            member = entry[4]
+            if member.entry is not entry:
+                heappop(heap)
+            elif (member.sessions, member.tokens, member.chosen) == entry[:3]:
+                return member
+            else:
+                member.entry = now = _entry(member)
+                heapreplace(heap, now)
+        return None
+
 
 def _entry(member: Member) -> _Entry:
-    return (member.sessions, member.tokens, member.chosen, member.order, member.version, member)
+    return (member.sessions, member.tokens, member.chosen, member.order, member)

@@ -48,7 +48,7 @@ class Moves:
         self._deadline = 0.0
         self._attempts = self._retries = self._asks = 0
         self._avoid: frozenset[str] = frozenset()
-        self._story: list[str] = []
+        self._story: list[State] = []
         self._arrival: Arrived
         self._body: ClientBody
         self._stream: ClientStream

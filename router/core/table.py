@@ -73,10 +73,10 @@ class Member:
     """Number of the choice that last put a session here; 0: never."""
     present: bool = False
     """Usable and with room: it may be chosen. Kept by `load.py`."""
-    version: int = 0
-    """Grows with every change of the load; heap entries of older versions are void."""
     index: LoadIndex | None = None
     """Where it is indexed while it is usable."""
+    entry: tuple[int, int, int, int, Member] | None = None
+    """Its valid one in the heap of that index; other entries of it are void. None while it is not present."""
     drain: Rate = field(default_factory=Rate)
     """How fast the tokens in flight here become fewer."""
 

@@ -23,13 +23,6 @@ from router.core.commands import (
     CancelLeg,
     Command,
     ContinueRelay,
-    Count,
-    CountChoice,
-    CountClientGone,
-    CountHandoff,
-    CountLeg,
-    CountReadmitted,
-    CountRetry,
     EndLeg,
     EndRelay,
     GatherSamples,
@@ -40,13 +33,12 @@ from router.core.commands import (
     StartRelay,
 )
 from router.core.events import (
+    Arrived,
     ClientGone,
     Event,
-    Granted,
     HandoffExpired,
     LegAnswered,
     LegFailed,
-    Refused,
     StreamEnded,
     TimeReached,
 )
@@ -95,28 +87,15 @@ class ExchangeTools:
     """How often a stream tells that its replica is sending: well within the window in which that counts."""
 
 
-class RequestFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What the shell knows about a request beside its body."""
-
-    number: int
-    key: str
-    path: str
-    asked_id: str | None
-    """The client's X-Request-Id."""
-    forwarded: bytes
-    """Header lines for the engines."""
-    min_version: str | None
-    """The weights that the client asks for at least."""
-
-
 class Exchange:
     """See the module text."""
 
     def __init__(
-        self, client: Client, facts: RequestFacts, tools: ExchangeTools, arrived_at: float, *, counted: bool = True
+        self, client: Client, request: Arrived, tools: ExchangeTools, arrived_at: float, *, counted: bool = True
     ) -> None:
-        """`counted`: False for one sample of a request, which is counted as a whole."""
-        self.facts = facts
+        """It begins when `request` is fed to it. `counted`: False for one sample of a request, which is counted as a
+        whole."""
+        self.request = request
         self.flow = Flow(tools.flow)
         self.leg: Leg | None = None
         self._client = client
@@ -139,20 +118,25 @@ class Exchange:
     @property
     def client_request_id(self) -> str | None:
         """The id by which the client knows this request."""
-        return self.facts.asked_id or self.flow.client_request_id
+        return self.request.asked_id or self.flow.client_request_id
 
     # -- events --------------------------------------------------------------------------------------------
 
     def feed(self, event: Event) -> None:
         """Take one event and carry out what follows from it; events that come meanwhile wait their turn."""
-        self._events.append(event)
+        events = self._events
+        events.append(event)
         if self._busy:
             return
         self._busy = True
         try:
-            while self._events:
-                for command in self.flow.step(self._events.pop(0), time.monotonic()):
-                    _CARRY_OUT[type(command)](self, command)
+            while events:
+                for command in self.flow.step(events.pop(0), time.monotonic()):
+                    carry_out = _CARRY_OUT.get(type(command))
+                    if carry_out is not None:
+                        carry_out(self, command)
+                    else:
+                        self._tools.metrics.counted[command] += 1
         except Exception:
             self._give_up()
         finally:
@@ -160,8 +144,9 @@ class Exchange:
 
     def decided(self, answer: Grant | Refusal) -> None:
         """The dispatcher has answered."""
-        self._ticket = answer.ticket if isinstance(answer, Grant) else self._ticket
-        self.feed(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
+        if isinstance(answer, Grant):
+            self._ticket = answer.ticket
+        self.feed(answer)
 
     def leg_over(self, event: LegAnswered | LegFailed | HandoffExpired | StreamEnded) -> None:
         self._tools.alarms.clear(self)
@@ -209,7 +194,7 @@ class Exchange:
 
     def _give_up(self) -> None:
         """A mistake of ours must cost one request, not a replica's room or a client's patience."""
-        _log.exception("request %s failed in state %s", self.facts.key, self.flow.state)
+        _log.exception("request %s failed in state %s", self.request.request_key, self.flow.state)
         self._given_up = self._busy = True
         self._tools.alarms.clear(self)
         if self.leg is not None and self._tools.flow.gate.may_close:
@@ -219,7 +204,7 @@ class Exchange:
             self.leg.park()
         if self._ticket is not None:
             self._tools.desk.end_leg(LegEnd(self._ticket, "cancelled"))
-        self._tools.desk.leave(self.facts.number)
+        self._tools.desk.leave(self.request.number)
         if self._merge is None:
             reply = error_reply(500, _OUR_MISTAKE)
             self.reply(reply.status, [("Content-Type", reply.content_type)], reply.body)
@@ -251,7 +236,7 @@ class Exchange:
     def _done(self, status: int) -> None:
         self._gathering = None
         if self._counted:
-            self._tools.metrics.request_done(self.facts.path, status, time.monotonic() - self._arrived_at)
+            self._tools.metrics.request_done(self.request.path, status, time.monotonic() - self._arrived_at)
 
     # -- commands ------------------------------------------------------------------------------------------
 
@@ -261,13 +246,13 @@ class Exchange:
             self._tools.alarms.set(self, command.until)
         else:
             self._ticket = answer.ticket if isinstance(answer, Grant) else None
-            self._events.append(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
+            self._events.append(answer)
 
     def _send(self, command: SendLeg) -> None:
         self._deadline = command.deadline
         self.leg = leg = Leg(command, self)
         self._tools.alarms.set(self, command.until)
-        self._tools.upstream.send(leg, self.facts.forwarded)
+        self._tools.upstream.send(leg, self.request.forwarded)
         if command.role != "prefill" and self.on_prefilled is not None:
             self.on_prefilled()
 
@@ -333,16 +318,13 @@ class Exchange:
         self.end()
 
     def _gather(self, command: GatherSamples) -> None:
-        def begin(client: Client, facts: RequestFacts) -> Exchange:
-            return Exchange(client, facts, self._tools, time.monotonic(), counted=False)
+        def begin(client: Client, request: Arrived) -> Exchange:
+            return Exchange(client, request, self._tools, time.monotonic(), counted=False)
 
         # By the client's id the samples can be aborted.
-        facts = msgspec.structs.replace(self.facts, asked_id=self.client_request_id)
-        self._gathering = Gathering(self, facts, self._tools, command, begin)
+        request = msgspec.structs.replace(self.request, asked_id=self.client_request_id)
+        self._gathering = Gathering(self, request, self._tools, command, begin)
         self._gathering.start_all()
-
-    def _count(self, command: Count) -> None:
-        self._tools.metrics.count(command)
 
     # -- helpers -------------------------------------------------------------------------------------------
 
@@ -357,10 +339,10 @@ class Exchange:
 
     def _echoed_id(self) -> str:
         asked = self.client_request_id
-        return asked if asked and _is_plain(asked) else self.facts.key
+        return asked if asked and _is_plain(asked) else self.request.request_key
 
     def _first_byte(self) -> None:
-        self._tools.metrics.first_byte(self.facts.path, time.monotonic() - self._arrived_at)
+        self._tools.metrics.first_byte(self.request.path, time.monotonic() - self._arrived_at)
 
 
 _CARRY_OUT: dict[type[Command], Callable[[Exchange, Any], None]] = {
@@ -376,10 +358,8 @@ _CARRY_OUT: dict[type[Command], Callable[[Exchange, Any], None]] = {
     ContinueRelay: Exchange._continue_relay,
     EndRelay: Exchange._end_relay,
     GatherSamples: Exchange._gather,
-    **dict.fromkeys(
-        (CountLeg, CountChoice, CountHandoff, CountRetry, CountClientGone, CountReadmitted), Exchange._count
-    ),
 }
+"""What is not here is a count."""
 
 
 def _is_plain(text: str) -> bool:

@@ -20,10 +20,10 @@ from router.core.label import HEADER_PREFIX, Making, joined_headers, joined_labe
 from router.core.replies import error_event, error_reply
 
 if TYPE_CHECKING:
-    from router.io.exchange import Client, Exchange, ExchangeTools, RequestFacts
+    from router.io.exchange import Client, Exchange, ExchangeTools
 
 Headers = list[tuple[str, str]]
-Begin = Callable[["Client", "RequestFacts"], "Exchange"]
+Begin = Callable[["Client", Arrived], "Exchange"]
 """Makes the exchange of one sample."""
 
 
@@ -55,10 +55,10 @@ class Gathering:
     """See the module text."""
 
     def __init__(
-        self, client: Client, facts: RequestFacts, tools: ExchangeTools, gather: GatherSamples, begin: Begin
+        self, client: Client, request: Arrived, tools: ExchangeTools, gather: GatherSamples, begin: Begin
     ) -> None:
         self.client = client
-        self._facts = facts
+        self._request = request
         self._tools = tools
         self._gather = gather
         self._begin = begin
@@ -77,7 +77,7 @@ class Gathering:
             self._start(first)
 
     def client_gone(self) -> None:
-        self._tools.metrics.count(CountClientGone())
+        self._tools.metrics.counted[CountClientGone()] += 1
         self._over = True
         self._end_all()
         self._close()
@@ -127,23 +127,19 @@ class Gathering:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _start(self, sample: int) -> None:
-        facts, body = self._facts, self._gather.body
-        number, key = next(self._tools.numbers), f"{facts.key}-s{sample}"
-        exchange = self._begin(_SampleClient(self, sample), msgspec.structs.replace(facts, number=number, key=key))
+        whole, body = self._request, self._gather.body
+        request = msgspec.structs.replace(
+            whole,
+            number=next(self._tools.numbers),
+            body=self._gather.parts[sample].raw,
+            session_header=body.session_id or whole.request_key,
+            deadline=self._gather.deadline,
+            request_key=f"{whole.request_key}-s{sample}",
+        )
+        exchange = self._begin(_SampleClient(self, sample), request)
         exchange.on_prefilled = lambda: self.prefilled(sample)
         self._exchanges[sample] = exchange
-        exchange.feed(
-            Arrived(
-                number=number,
-                route=body.route,
-                path=facts.path,
-                body=self._gather.parts[sample].raw,
-                session_header=body.session_id or facts.key,
-                min_version=facts.min_version,
-                deadline=self._gather.deadline,
-                request_key=key,
-            )
-        )
+        exchange.feed(request)
 
     def _one_over(self, sample: int) -> None:
         self._left -= 1
@@ -198,7 +194,7 @@ class Gathering:
         del self._stream
         if self._gather.body.session_id is None:
             # The samples shared a session of their own, so that they met on one prefill replica.
-            self._tools.desk.finish_session(self._facts.key)
+            self._tools.desk.finish_session(self._request.request_key)
 
     def _makings(self) -> list[Making]:
         return [exchange.flow.legs.making for _, exchange in sorted(self._exchanges.items())]

@@ -68,28 +68,29 @@ class Metrics:
     """What one router process has counted."""
 
     def __init__(self) -> None:
-        self._counters: defaultdict[_Key, int] = defaultdict(int)
+        self.counted: defaultdict[Count, int] = defaultdict(int)
+        """What flows have counted."""
+        self._requests: defaultdict[tuple[str, int], int] = defaultdict(int)
+        """By route and status."""
         self._histograms: dict[_Key, Histogram] = {}
-        for outcome in get_args(HandoffOutcome):
-            # Visible from the start, so that the first one is a rise and not a new series.
-            self._counters["handoffs_total", (outcome,)] = 0
-        for name in ("retries_total", "client_gone_total", "readmitted_total"):
-            self._counters[name, ()] = 0
+        # Visible from the start, so that the first one is a rise and not a new series.
+        handoffs = [CountHandoff(outcome=outcome) for outcome in get_args(HandoffOutcome)]
+        self.counted.update(dict.fromkeys((*handoffs, CountRetry(), CountClientGone(), CountReadmitted()), 0))
 
     def request_done(self, route: str, code: int, seconds: float) -> None:
-        self._counters["requests_total", (route, str(code))] += 1
+        self._requests[route, code] += 1
         self._observe("request_seconds", route, seconds)
 
     def first_byte(self, route: str, seconds: float) -> None:
         self._observe("first_byte_seconds", route, seconds)
 
-    def count(self, command: Count) -> None:
-        self._counters[_KEYS[type(command)](command)] += 1
-
     def counts(self) -> Counts:
         """A copy of everything."""
         made = Counts({}, {})
-        for (name, labels), value in self._counters.items():
+        for (route, code), value in self._requests.items():
+            made.counters.setdefault("requests_total", {})[route, str(code)] = value
+        for count, value in self.counted.items():
+            name, labels = _KEYS[type(count)](count)
             made.counters.setdefault(name, {})[labels] = value
         for (name, labels), histogram in self._histograms.items():
             copied = Histogram([*histogram.counts], histogram.sum)

@@ -19,7 +19,7 @@ import msgspec
 from router.core.events import Arrived
 from router.core.replies import Reply, error_reply, json_reply
 from router.core.split import ROUTE_OF_PATH
-from router.io.exchange import CLIENT_GONE, Exchange, ExchangeTools, RequestFacts
+from router.io.exchange import CLIENT_GONE, Exchange, ExchangeTools
 from router.io.http1.message import Request
 from router.io.http1.server import Exchange as Watcher
 from router.io.http1.server import Responder
@@ -98,27 +98,20 @@ class PublicPort:
     def _generate(self, request: Request, responder: Responder, started: float) -> Watcher:
         number, headers, path = next(self._numbers), request.headers, request.path
         asked_id, min_version = headers.get(b"x-request-id"), headers.get(MIN_VERSION_HEADER)
-        facts = RequestFacts(
+        session = next((headers[name] for name in self._session_headers if headers.get(name)), None)
+        arrived = Arrived(
             number=number,
-            key=f"{self._key_prefix}-{number}",
+            route=ROUTE_OF_PATH[path],
             path=path,
+            body=request.body,
+            session_header=session.decode("latin-1") if session is not None else None,
+            min_version=min_version.decode("latin-1") if min_version else None,
+            request_key=f"{self._key_prefix}-{number}",
             asked_id=asked_id.decode("latin-1") if asked_id else None,
             forwarded=b"".join([b"%b: %b\r\n" % (each, headers[each]) for each in _FORWARDED if each in headers]),
-            min_version=min_version.decode("latin-1") if min_version else None,
         )
-        exchange = Exchange(responder, facts, self._tools, started)
-        session = next((headers[name] for name in self._session_headers if headers.get(name)), None)
-        exchange.feed(
-            Arrived(
-                number=number,
-                route=ROUTE_OF_PATH[path],
-                path=path,
-                body=request.body,
-                session_header=session.decode("latin-1") if session is not None else None,
-                min_version=facts.min_version,
-                request_key=facts.key,
-            )
-        )
+        exchange = Exchange(responder, arrived, self._tools, started)
+        exchange.feed(arrived)
         return exchange
 
     # -- whole replies -------------------------------------------------------------------------------------

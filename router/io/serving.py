@@ -101,7 +101,7 @@ class Serving:
             parked, self._parked = self._parked, []
             for exchange in parked:
                 # Some have ended by themselves meanwhile.
-                if exchange.facts.number in self.open:
+                if exchange.request.number in self.open:
                     exchange.feed(Thawed())
             lost, self._lost = self._lost, []
             for each in lost:

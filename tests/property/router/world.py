@@ -29,13 +29,11 @@ from router.core.events import (
     Arrived,
     ClientGone,
     Event,
-    Granted,
     HandoffExpired,
     Interrupted,
     LegAnswered,
     LegFailed,
     LegStreaming,
-    Refused,
     StreamEnded,
     Thawed,
     TimeReached,
@@ -179,7 +177,7 @@ class World(Judge):
         else:
             if isinstance(answer, Grant):
                 self.granted(client.number, answer)
-            client.events.append(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
+            client.events.append(answer)
 
     def _end(self, end: LegEnd) -> None:
         member = self.given_back(end.ticket)
@@ -259,7 +257,7 @@ class World(Judge):
                     self._end(LegEnd(ticket=answer.ticket, outcome="cancelled"))
                 continue
             client.timer, client.waiting = None, False
-            self.feed(client, Granted(answer) if isinstance(answer, Grant) else Refused(answer))
+            self.feed(client, answer)
 
     def wait(self, seconds: float) -> None:
         until = self.now + seconds

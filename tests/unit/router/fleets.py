@@ -54,10 +54,16 @@ def take_out(fleet: Fleet, name: str, now: float = 0.0) -> None:
         fleet.probe_failed(name, "refused", now)
 
 
+def epochs_of(fleet: Fleet, role: EngineRole) -> list[int]:
+    """In which a replica of the role is usable, newest first."""
+    epochs = {each.epoch for each in fleet.members.values() if each.epoch is not None}
+    return sorted((each for each in epochs if fleet.is_served(role, each)), reverse=True)
+
+
 def place(
     fleet: Fleet, session: Session, role: EngineRole = "decode", *, tokens: int = 1, now: float = 0.0, **changes: Any
 ) -> Reservation:
-    made = fleet.place(session, role, fleet.epochs_with(role), tokens=tokens, now=now, **changes)
+    made = fleet.place(session, role, epochs_of(fleet, role), tokens=tokens, now=now, **changes)
     assert made is not None, f"no {role} replica has room"
     return made
 

@@ -5,19 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from router.core.asks import Grant
 from router.core.commands import Answer, AskReplica, CountChoice, EndLeg, EndRelay, Leave, Pause, SendLeg
 from router.core.epochs import Salter
 from router.core.events import (
     Arrived,
     ClientGone,
-    Granted,
     HandoffExpired,
     Interrupted,
     LegAnswered,
     LegFailed,
     LegStreaming,
-    Refused,
     StreamEnded,
     Thawed,
     TimeReached,
@@ -69,7 +66,7 @@ class Driver:
                 if isinstance(command, AskReplica):
                     answer = self.room.dispatcher.ask(command.ask, now)
                     if answer is not None:
-                        events.append(Granted(answer) if isinstance(answer, Grant) else Refused(answer))
+                        events.append(answer)
                 elif isinstance(command, EndLeg):
                     self.room.dispatcher.end_leg(command.end, now)
                 elif isinstance(command, Leave):
@@ -93,11 +90,7 @@ class Driver:
     def deliver(self, now: float = 0.0) -> list[Any]:
         """The answers for which it waited in line."""
         outbox, self.room.dispatcher.outbox = self.room.dispatcher.outbox, []
-        return [
-            command
-            for _, answer in outbox
-            for command in self.step(Granted(answer) if isinstance(answer, Grant) else Refused(answer), now)
-        ]
+        return [command for _, answer in outbox for command in self.step(answer, now)]
 
     def open(self, now: float = 0.0) -> list[Any]:
         self.gate.set("open")

@@ -11,7 +11,7 @@ from router.core.asks import LegEnd
 from router.core.fleet import Fleet, ReplicaLost
 from router.core.sessions import PinRecord, SessionRecord
 from router.settings import EngineRole
-from tests.unit.router.fleets import bring_up, end, fail_to_connect, is_idle, make_fleet, place, take_out
+from tests.unit.router.fleets import bring_up, end, epochs_of, fail_to_connect, is_idle, make_fleet, place, take_out
 
 
 @pytest.mark.parametrize("role", ["prefill", "decode"])
@@ -135,22 +135,22 @@ def test_round_robin_moves_a_session_with_its_requests() -> None:
 def test_nobody_is_used_before_its_epoch_is_confirmed() -> None:
     fleet = make_fleet(decode=1)
     fleet.confirm("decode-0", None)
-    assert (fleet.usable_count("decode"), fleet.epochs_with("decode")) == (0, [])
+    assert (fleet.usable_count("decode"), epochs_of(fleet, "decode")) == (0, [])
     fleet.confirm("decode-0", 7)
-    assert fleet.epochs_with("decode") == [7]
+    assert epochs_of(fleet, "decode") == [7]
 
 
-def test_epochs_with_both_roles_newest_first() -> None:
+def test_epochs_with_usable_replicas_newest_first() -> None:
     fleet = make_fleet(prefill=3, decode=3)
     for number, epochs in enumerate(((1, 2), (2, 3), (3, 4))):
         fleet.confirm(f"prefill-{number}", epochs[0])
         fleet.confirm(f"decode-{number}", epochs[1])
-    assert fleet.epochs_with("prefill") == [3, 2, 1]
-    assert fleet.epochs_with("decode") == [4, 3, 2]
-    assert fleet.epochs_with("prefill", "decode") == [3, 2]
+    assert epochs_of(fleet, "prefill") == [3, 2, 1]
+    assert epochs_of(fleet, "decode") == [4, 3, 2]
+    assert fleet.paired == [3, 2]
     take_out(fleet, "decode-1")
-    assert fleet.epochs_with("prefill", "decode") == [2]
-    assert fleet.epochs_with("colocated") == []
+    assert fleet.paired == [2]
+    assert epochs_of(fleet, "colocated") == []
 
 
 def test_only_the_named_epochs_are_chosen_from_and_a_pin_elsewhere_moves() -> None:

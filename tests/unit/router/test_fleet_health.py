@@ -6,7 +6,7 @@ import pytest
 
 from router.core.asks import LegOutcome
 from router.core.fleet import Fleet, ReplicaLost
-from tests.unit.router.fleets import bring_up, end, fail_to_connect, make_fleet, place, take_out
+from tests.unit.router.fleets import bring_up, end, epochs_of, fail_to_connect, make_fleet, place, take_out
 
 
 def losses_of(fleet: Fleet) -> list[ReplicaLost]:
@@ -126,4 +126,4 @@ def test_dead_and_without_weights_it_needs_both_to_come_back() -> None:
     fleet.confirm("decode-0", 2)
     assert fleet.usable_count("decode") == 0
     bring_up(fleet, "decode-0", 2)
-    assert fleet.epochs_with("decode") == [2]
+    assert epochs_of(fleet, "decode") == [2]

@@ -24,7 +24,7 @@ def test_a13_a_4xx_of_either_leg_passes_through(status: int, legs: int) -> None:
     assert ended.outcome == "client_error"
     assert (answer.reply.status, answer.reply.body) == (status, b"the engine's words")
     assert driver.idle
-    assert len(driver.fleet.epochs_with("prefill", "decode")) == 1
+    assert len(driver.fleet.paired) == 1
 
 
 @pytest.mark.parametrize("status", [500, 502, 503, 504])
