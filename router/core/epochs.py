@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 
 _SALT_BYTES = 20
-_KEPT = 256
-"""Epochs whose version is remembered; older names can't be asked for any more."""
+_KEPT = 20_000
+"""Epochs whose version is remembered (a week of one every 30 seconds); older names can't be asked for any more."""
 
 
 class Epochs:
@@ -19,12 +19,18 @@ class Epochs:
 
     def __init__(self) -> None:
         self._versions: dict[int, str] = {}
+        self._first: dict[str, int] = {}
+        """The first epoch of each version."""
 
     def commit(self, epoch: int, version: str) -> None:
         """Make an epoch known; saying the same again changes nothing."""
-        self._versions.setdefault(epoch, version)
+        if self._versions.setdefault(epoch, version) == version:
+            self._first[version] = min(epoch, self._first.get(version, epoch))
         while len(self._versions) > _KEPT:
-            del self._versions[min(self._versions)]
+            oldest = min(self._versions)
+            name = self._versions.pop(oldest)
+            if self._first.get(name) == oldest:
+                del self._first[name]
 
     def version_of(self, epoch: int) -> str:
         return self._versions.get(epoch, "")
@@ -36,10 +42,11 @@ class Epochs:
 
     def first_with(self, version: str) -> int | None:
         """The epoch from which on "at least this version" is served; None while the version is unknown."""
-        return min((epoch for epoch, name in self._versions.items() if name == version), default=None)
+        return self._first.get(version)
 
-    def known(self) -> dict[int, str]:
-        return dict(self._versions)
+    def newest(self, count: int) -> dict[int, str]:
+        """The versions of so many epochs."""
+        return {epoch: self._versions[epoch] for epoch in sorted(self._versions)[-count:]}
 
 
 class Salter:

@@ -15,7 +15,7 @@ import msgspec
 
 from router.core.errors import RequestRefused
 from router.core.split import ClientBody, Route
-from router.core.split.body import LABEL_FIELD, SAMPLING_FIELD
+from router.core.split.body import SAMPLING_FIELD
 from router.core.split.reply import LABEL
 from router.core.split.values import BODY, LIST, Body, count_prompts, is_null, read, read_number
 
@@ -33,7 +33,8 @@ _NO_SEED = -1
 
 
 def samples_per_prompt(body: ClientBody) -> int:
-    return max(1, read_number((body.sampling or {}).get("n")) or 1)
+    count = body.sampling.get("n") if body.sampling is not None else None
+    return max(1, read_number(count) or 1) if count is not None else 1
 
 
 def samples(body: ClientBody, *, limit: int) -> list[ClientBody] | None:
@@ -150,8 +151,6 @@ def _prompts(body: ClientBody) -> list[msgspec.Raw]:
 
 def _one(body: ClientBody, prompt: msgspec.Raw | None, sample: int) -> ClientBody:
     fields = body.fields.copy()
-    # The label is of the whole reply.
-    fields.pop(LABEL_FIELD, None)
     if prompt is not None:
         fields["prompt"] = prompt
     sampling = fields if body.route != "generate" else (body.sampling or {}).copy()
@@ -165,6 +164,7 @@ def _one(body: ClientBody, prompt: msgspec.Raw | None, sample: int) -> ClientBod
             sampling.pop(name, None)
     if body.route == "generate":
         fields[SAMPLING_FIELD] = msgspec.Raw(msgspec.json.encode(sampling))
+    # The label is of the whole reply.
     return msgspec.structs.replace(
         body, fields=fields, sampling=sampling, raw=msgspec.json.encode(fields), wants_label=False
     )

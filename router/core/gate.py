@@ -27,11 +27,13 @@ class Gate:
         """Of the newest command that was taken."""
 
     def accepts(self, order: Order) -> bool:
-        """Take a command's order, or refuse an older one. The same one again is a repetition and welcome."""
-        if order < self.order:
-            return False
+        """Is this order not older than the newest taken? The same one again is a repetition and welcome."""
+        return order >= self.order
+
+    def take(self, order: Order) -> None:
+        """A command with this order is being carried out: from now on older ones are refused."""
+        assert self.accepts(order), f"{order} is older than {self.order}"
         self.order = order
-        return True
 
     def set(self, state: GateState) -> None:
         self.state = state

@@ -18,7 +18,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from router.core.gate import GateState
+from router.core.gate import GateState, Order
 from router.core.replies import Reply, error_reply, json_reply
 from router.io.desk import Desk
 from router.io.http1.client import split_url
@@ -58,6 +58,10 @@ class _Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     attempt: int = 0
     step: int = 0
 
+    @property
+    def order(self) -> Order:
+        return (self.update, self.attempt, self.step)
+
 
 class _SetGate(_Command, kw_only=True):
     gate: GateState
@@ -96,6 +100,7 @@ class _InFlight(_Command, kw_only=True):
     timeout_s: float = 60.0
 
 
+_EPOCHS_SHOWN = 256
 _Body = TypeVar("_Body", bound=_Command)
 
 
@@ -133,7 +138,9 @@ class AdminRoutes:
                     "job": self._tools.job,
                     "gate": dispatcher.gate.state,
                     "order": dispatcher.gate.order,
-                    "epochs": {str(number): version for number, version in dispatcher.epochs.known().items()},
+                    "epochs": {
+                        str(number): version for number, version in dispatcher.epochs.newest(_EPOCHS_SHOWN).items()
+                    },
                     "sessions": len(self._fleet.sessions),
                     "waiting": dispatcher.waiting,
                     "admitted": dispatcher.admitted,
@@ -146,6 +153,7 @@ class AdminRoutes:
         """Answers when the new state holds: with a closed gate, when engines have taken all that was sent to them."""
         async with self._moving:
             asked = await self._read(request, _SetGate, "gate")
+            self._dispatcher.gate.take(asked.order)
             floor = self._tools.floor
             if asked.gate == "open":
                 # Everyone knows that it is open before the first is let through; that it is closed, after the last was.
@@ -180,6 +188,7 @@ class AdminRoutes:
             if member.epoch is not None and member.epoch > asked.epoch:
                 message = f"{each.name} is in epoch {member.epoch} already; an older one never comes back"
                 return _respond(error_reply(409, message, "epoch"))
+        self._dispatcher.gate.take(asked.order)
         self._dispatcher.epochs.commit(asked.epoch, asked.version)
         for each in confirmed:
             self._fleet.members[each.name].instance = each.instance or self._fleet.members[each.name].instance
@@ -196,6 +205,7 @@ class AdminRoutes:
         if asked.epoch is not None and not self._dispatcher.epochs.version_of(asked.epoch):
             message = f"epoch {asked.epoch} is unknown; tell its version by POST /epochs first"
             return _respond(error_reply(409, message, "epoch"))
+        self._dispatcher.gate.take(asked.order)
         self._fleet.add(name=asked.name, role=asked.role, url=asked.url, instance=asked.instance)
         self._fleet.confirm(asked.name, asked.epoch)
         self._changed()
@@ -204,14 +214,16 @@ class AdminRoutes:
     async def drain_replica(self, request: web.Request) -> web.StreamResponse:
         asked = await self._read(request, _Drain, "draining")
         name = self._known(request)
+        self._dispatcher.gate.take(asked.order)
         self._fleet.drain(name, asked.draining)
         self._changed()
         legs = await self._drained(name, asked.timeout_s if asked.draining else 0.0)
         return _respond(json_reply({"name": name, "draining": asked.draining, "legs_in_flight": legs}))
 
     async def remove_replica(self, request: web.Request) -> web.StreamResponse:
-        await self._read(request, _Command, "name")
+        asked = await self._read(request, _Command, "name")
         name = self._known(request)
+        self._dispatcher.gate.take(asked.order)
         self._fleet.remove(name)
         self._changed()
         return _respond(json_reply({"name": name, "removed": True}))
@@ -224,6 +236,7 @@ class AdminRoutes:
             if state != "holding":
                 message = f"running requests are dealt with while the gate is holding; it is {state}"
                 return _respond(error_reply(409, message, "mode"))
+            self._dispatcher.gate.take(asked.order)
             if asked.mode == "wait":
                 count, left = await self._run_out(asked.timeout_s)
             else:
@@ -250,12 +263,13 @@ class AdminRoutes:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _read(self, request: web.Request, kind: type[_Body], param: str) -> _Body:
+        """A command that is well-formed and not overtaken. Whoever finds that it can be carried out takes its order, before
+        the next await."""
         try:
             asked: _Body = msgspec.json.decode(await request.read() or b"{}", type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise _Refused(error_reply(400, f"the body does not fit {request.path}: {error}", param)) from error
-        order = (asked.update, asked.attempt, asked.step)
-        gate = self._dispatcher.gate
+        gate, order = self._dispatcher.gate, asked.order
         if not gate.accepts(order):
             message = f"(update, attempt, step) {order} is older than {gate.order}, which was taken before"
             raise _Refused(error_reply(409, message, "update"))

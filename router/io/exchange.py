@@ -215,11 +215,14 @@ class Exchange:
     # -- towards the client; a gathering uses them too -----------------------------------------------------
 
     def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+        if status < 400:
+            self._first_byte()
         self._client.reply(status, headers, body)
         self._done(status)
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> None:
         self._status = status
+        self._first_byte()
         self._client.start(status, headers)
 
     def write(self, data: bytes) -> None:
@@ -283,8 +286,6 @@ class Exchange:
 
     def _answer(self, command: Answer) -> None:
         reply = command.reply
-        if reply.status < 400:
-            self._first_byte()
         self.reply(reply.status, self._reply_headers(reply), reply.body)
 
     def _start_relay(self, command: StartRelay) -> None:
@@ -297,7 +298,6 @@ class Exchange:
             *command.headers,
             ("x-request-id", self._echoed_id()),
         ]
-        self._first_byte()
         self.start(200, headers)
         if command.first:
             self._client.write(command.first)
@@ -342,7 +342,8 @@ class Exchange:
         return asked if asked and _is_plain(asked) else self.request.request_key
 
     def _first_byte(self) -> None:
-        self._tools.metrics.first_byte(self.request.path, time.monotonic() - self._arrived_at)
+        if self._counted:
+            self._tools.metrics.first_byte(self.request.path, time.monotonic() - self._arrived_at)
 
 
 _CARRY_OUT: dict[type[Command], Callable[[Exchange, Any], None]] = {

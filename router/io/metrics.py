@@ -68,8 +68,8 @@ class Metrics:
     """What one router process has counted."""
 
     def __init__(self) -> None:
-        self.counted: defaultdict[Count, int] = defaultdict(int)
-        """What flows have counted."""
+        self.counted: defaultdict[Any, int] = defaultdict(int)
+        """What flows have counted, by `Count`."""
         self._requests: defaultdict[tuple[str, int], int] = defaultdict(int)
         """By route and status."""
         self._histograms: dict[_Key, Histogram] = {}

@@ -15,9 +15,9 @@ from router.core.split.values import BODY, Body, is_null, read_flag
 LABEL_FIELD = "return_headrace"
 """The router's own: say in the reply what produced it."""
 
-OWNED = ("request_id", LABEL_FIELD)
-"""Fields of the router's own, sent to no engine. Engines take the id of an attempt from the X-Request-Id header;
-a client's id may be in use twice."""
+_ID_FIELD = "request_id"
+"""The router's own as well: engines take the id of an attempt from the X-Request-Id header; a client's id may be in use
+twice."""
 
 SALT_FIELD = "cache_salt"
 SAMPLING_FIELD = "sampling_params"
@@ -36,14 +36,13 @@ class ClientBody(msgspec.Struct, frozen=True, kw_only=True):
 
     route: Route
     fields: Body
+    """Without the router's own, which are sent to no engine."""
     sampling: Body | None
     """The fields that say how to sample: `fields`, or on the generate route those of `sampling_params`; None where
     that is no object (the engine refuses it)."""
     raw: bytes
     """The whole body as it came; of one of several samples the one that it is read from again."""
     session_id: str | None
-    owned: tuple[str, ...]
-    """Names of the router's own fields, present or not."""
     request_id: str | None
     """The client's own `request_id`, echoed where it sent no header."""
     cache_salt: str | None
@@ -62,16 +61,17 @@ def parse_body(raw: bytes, *, route: Route, session_header: str | None, session_
             # Values are not decoded below, so nothing else would look at their encoding.
             raw.decode("utf-8")
         fields = _decode(raw, _TOKENS[route])
+        in_body = _session_id(fields, session_fields)
+        request_id, label = fields.pop(_ID_FIELD, None), fields.pop(LABEL_FIELD, None)
         return ClientBody(
             route=route,
             fields=fields,
             sampling=_sampling(fields) if route == "generate" else fields,
             raw=raw,
-            session_id=_session_in_header(session_header) or _session_id(fields, session_fields),
-            owned=(*OWNED, *session_fields),
-            request_id=_text(fields.get("request_id")),
+            session_id=_session_in_header(session_header) or in_body,
+            request_id=_text(request_id) if request_id is not None else None,
             cache_salt=_cache_salt(fields.get(SALT_FIELD)),
-            wants_label=read_flag(fields.get(LABEL_FIELD)),
+            wants_label=label is not None and read_flag(label),
         )
     except UnicodeDecodeError as error:
         raise RequestRefused(f"the body is not valid UTF-8: byte {error.start}", param=None) from error
@@ -104,18 +104,19 @@ def _session_in_header(value: str | None) -> str | None:
 
 
 def _session_id(fields: Body, names: tuple[str, ...]) -> str | None:
+    """Take the session fields out; what the first of them says that says something."""
+    found = None
     for name in names:
-        raw = fields.get(name)
-        if raw is None or bytes(raw) in (b"null", b'""'):
+        raw = fields.pop(name, None)
+        if raw is None or found is not None or bytes(raw) in (b"null", b'""'):
             continue
         value = msgspec.json.decode(raw)
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise RequestRefused(f"{name} must be a string or an integer", param=name)
-        session_id = str(value)
-        if len(session_id) > _SESSION_LENGTH:
+        found = str(value)
+        if len(found) > _SESSION_LENGTH:
             raise RequestRefused(f"{name} must be at most {_SESSION_LENGTH} characters long", param=name)
-        return session_id
-    return None
+    return found
 
 
 def _cache_salt(raw: msgspec.Raw | None) -> str | None:

@@ -19,43 +19,45 @@ from router.core.split.fields import FIELDS, SAMPLING_FIELDS
 from router.core.split.rules import FieldRule, Refusal, Route
 from router.core.split.values import Body, is_null
 
-_Refusals = tuple[tuple[str, Refusal], ...]
+_Refusals = Mapping[str, Refusal]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Changes:
     """One leg's column of a table: only the rows that change something."""
 
-    dropped: tuple[str, ...]
-    replaced: tuple[tuple[str, msgspec.Raw], ...]
+    dropped: frozenset[str]
+    replaced: Body
+    """Where they were sent."""
     put: Body
 
-    def apply(self, fields: Body) -> None:
-        for name in self.dropped:
-            fields.pop(name, None)
-        for name, value in self.replaced:
-            if name in fields:
-                fields[name] = value
-        fields.update(self.put)
+    def applied(self, fields: Body) -> Body:
+        """A changed copy."""
+        made = {name: value for name, value in fields.items() if name not in self.dropped}
+        for name, value in self.replaced.items():
+            if name in made:
+                made[name] = value
+        made.update(self.put)
+        return made
 
 
 def _changes(table: Mapping[str, FieldRule], leg: Literal["prefill", "decode"]) -> _Changes:
     column = {name: rule.prefill if leg == "prefill" else rule.decode for name, rule in table.items()}
     values = {name: msgspec.Raw(cell.value) for name, cell in column.items()}
     return _Changes(
-        dropped=tuple(name for name, cell in column.items() if cell.action == "drop"),
-        replaced=tuple((name, values[name]) for name, cell in column.items() if cell.action == "set_if_sent"),
+        dropped=frozenset(name for name, cell in column.items() if cell.action == "drop"),
+        replaced={name: values[name] for name, cell in column.items() if cell.action == "set_if_sent"},
         put={name: values[name] for name, cell in column.items() if cell.action == "set"},
     )
 
 
 def _refusals(table: Mapping[str, FieldRule], *, everywhere: bool = False) -> _Refusals:
     """The table's refusals; `everywhere`: only those that hold without a handoff."""
-    return tuple(
-        (name, rule.refusal)
+    return {
+        name: rule.refusal
         for name, rule in table.items()
         if rule.refusal is not None and (rule.refused_everywhere or not everywhere)
-    )
+    }
 
 
 _PREFILL: dict[Route, _Changes] = {route: _changes(table, "prefill") for route, table in FIELDS.items()}
@@ -82,42 +84,34 @@ def check_single(body: ClientBody) -> None:
 
 def single_body(body: ClientBody, *, salt: str) -> bytes:
     """The body for an engine that does both: the client's, without the router's own fields."""
-    return msgspec.json.encode(_salted(body, salt))
+    return _encoded(body.fields.copy(), salt)
 
 
 def prefill_body(body: ClientBody, *, salt: str) -> bytes:
     """The P leg: one token of one sample, not streamed, its KV kept for another engine."""
-    fields = _salted(body, salt)
-    _PREFILL[body.route].apply(fields)
-    _apply_to_sampling(body, fields, _SAMPLING_PREFILL)
-    return msgspec.json.encode(fields)
+    return _encoded(_changed(body, _PREFILL[body.route], _SAMPLING_PREFILL), salt)
 
 
 def decode_body(body: ClientBody, handoff: bytes | None, *, salt: str) -> bytes:
     """The D leg: the client's body and the whole handoff, byte for byte; without one the engine runs the prompt."""
-    fields = _salted(body, salt)
-    _DECODE[body.route].apply(fields)
-    _apply_to_sampling(body, fields, _SAMPLING_DECODE)
+    fields = _changed(body, _DECODE[body.route], _SAMPLING_DECODE)
     if handoff is not None:
         fields[PARAMS_FIELD] = msgspec.Raw(handoff)
-    return msgspec.json.encode(fields)
+    return _encoded(fields, salt)
 
 
-def _salted(body: ClientBody, salt: str) -> Body:
-    """A copy without the router's own fields; the salt stands in place of the client's own."""
-    fields = body.fields.copy()
-    for name in body.owned:
-        fields.pop(name, None)
-    fields[SALT_FIELD] = msgspec.Raw(msgspec.json.encode(salt))
+def _changed(body: ClientBody, changes: _Changes, sampling_changes: _Changes) -> Body:
+    """A copy of the client's fields; the generate route's sampling fields stand one level deeper."""
+    fields = changes.applied(body.fields)
+    if body.route == "generate" and body.sampling is not None:
+        fields[SAMPLING_FIELD] = msgspec.Raw(msgspec.json.encode(sampling_changes.applied(body.sampling)))
     return fields
 
 
-def _apply_to_sampling(body: ClientBody, fields: Body, changes: _Changes) -> None:
-    """The generate route's sampling fields stand one level deeper."""
-    if body.route == "generate" and body.sampling is not None:
-        sampling = body.sampling.copy()
-        changes.apply(sampling)
-        fields[SAMPLING_FIELD] = msgspec.Raw(msgspec.json.encode(sampling))
+def _encoded(fields: Body, salt: str) -> bytes:
+    """The salt stands in place of the client's own."""
+    fields[SALT_FIELD] = msgspec.Raw(msgspec.json.encode(salt))
+    return msgspec.json.encode(fields)
 
 
 def _check(body: ClientBody, refusals: _Refusals, sampling_refusals: _Refusals) -> None:
@@ -127,8 +121,9 @@ def _check(body: ClientBody, refusals: _Refusals, sampling_refusals: _Refusals) 
 
 
 def _refuse(body: ClientBody, fields: Body, refusals: _Refusals) -> None:
-    for name, refusal in refusals:
-        if name in fields and not is_null(fields[name]):
+    for name, value in fields.items():
+        refusal = refusals.get(name)
+        if refusal is not None and not is_null(value):
             message = refusal(body)
             if message is not None:
                 raise RequestRefused(message, param=name)

@@ -26,10 +26,14 @@ _EXPERTS_KEY = b'"routed_experts"'
 _HAS_EXPERTS = re.compile(rb'"routed_experts"\s*:\s*"')
 
 
+_ABSENT = msgspec.Raw()
+_NO_SCORES: Body = {}
+
+
 class _Choice(msgspec.Struct):
     finish_reason: str | None = None
-    prompt_logprobs: msgspec.Raw = msgspec.Raw()
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    prompt_logprobs: msgspec.Raw = _ABSENT
+    prompt_token_ids: msgspec.Raw = _ABSENT
     routed_experts: str | None = None
 
 
@@ -48,16 +52,21 @@ class _Timing(msgspec.Struct):
 
 
 class _PrefillReply(msgspec.Struct):
-    handoff: msgspec.Raw = msgspec.field(name=PARAMS_FIELD, default=msgspec.Raw())
-    prompt_logprobs: msgspec.Raw = msgspec.Raw()
-    prompt_token_id_logprobs: msgspec.Raw = msgspec.Raw()
-    prompt_token_ids: msgspec.Raw = msgspec.Raw()
+    handoff: msgspec.Raw = msgspec.field(name=PARAMS_FIELD, default=_ABSENT)
+    prompt_logprobs: msgspec.Raw = _ABSENT
+    prompt_token_id_logprobs: msgspec.Raw = _ABSENT
+    prompt_token_ids: msgspec.Raw = _ABSENT
     usage: _Usage | None = None
     choices: list[_Choice] = msgspec.field(default_factory=list)
     metrics: _Timing | None = None
 
 
+class _Counted(msgspec.Struct):
+    usage: msgspec.Raw = _ABSENT
+
+
 _PREFILL_REPLY: msgspec.json.Decoder[_PrefillReply] = msgspec.json.Decoder(_PrefillReply)
+_COUNTED: msgspec.json.Decoder[_Counted] = msgspec.json.Decoder(_Counted)
 
 
 class PrefillResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,15 +103,16 @@ def read_prefill_reply(reply: bytes) -> PrefillResult | None:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     details = parsed.usage.prompt_tokens_details if parsed.usage is not None else None
+    scored = parsed.prompt_logprobs is not _ABSENT or parsed.prompt_token_id_logprobs is not _ABSENT
     return PrefillResult(
         handoff=handed_over(bytes(parsed.handoff)),
         cached_tokens=details.cached_tokens if details is not None else None,
         created_cache_tokens=details.created_cache_tokens if details is not None else None,
-        scores=_told(prompt_logprobs=parsed.prompt_logprobs, prompt_token_id_logprobs=parsed.prompt_token_id_logprobs),
-        choice_scores=_told(prompt_logprobs=first.prompt_logprobs),
+        scores=_scores(parsed) if scored else _NO_SCORES,
+        choice_scores=_NO_SCORES if is_null(first.prompt_logprobs) else {"prompt_logprobs": first.prompt_logprobs},
         token_ids=token_ids or _value(parsed.prompt_token_ids) or _value(first.prompt_token_ids),
         experts=first.routed_experts.encode() if first.routed_experts is not None else None,
-        failed=any(choice.finish_reason == "error" for choice in parsed.choices),
+        failed="error" in [choice.finish_reason for choice in parsed.choices],
         busy_s=_busy_s(parsed.metrics),
     )
 
@@ -147,8 +157,8 @@ def merge_part(part: bytes, prefill: PrefillResult, *, output_tokens: int | None
 def _merge_fields(part: bytes, prefill: PrefillResult, output_tokens: int | None) -> bytes:
     # Without a handoff the D engine ran the prompt, and its rows are whole.
     joins = prefill.handoff is not None and _EXPERTS_KEY in part and _HAS_EXPERTS.search(part) is not None
-    if not (joins or prefill.scores or prefill.choice_scores or _CACHED in part):
-        return part
+    if not (joins or prefill.scores or prefill.choice_scores):
+        return _with_counts(part, prefill) if _CACHED in part else part
     fields = BODY.decode(part)
     if (joins or prefill.choice_scores) and "choices" in fields:
         count = output_tokens if output_tokens is not None else _output_tokens(fields)
@@ -156,6 +166,18 @@ def _merge_fields(part: bytes, prefill: PrefillResult, output_tokens: int | None
     if "usage" in fields:
         fields["usage"] = _merge_usage(fields["usage"], prefill)
     fields.update(prefill.scores)
+    return msgspec.json.encode(fields)
+
+
+def _with_counts(part: bytes, prefill: PrefillResult) -> bytes:
+    """Only the usage changes, so the rest need not be taken apart."""
+    usage = _COUNTED.decode(part).usage
+    text = bytes(usage)
+    if part.count(text) == 1:
+        return part.replace(text, bytes(_merge_usage(usage, prefill)))
+    fields = BODY.decode(part)
+    if "usage" in fields:
+        fields["usage"] = _merge_usage(usage, prefill)
     return msgspec.json.encode(fields)
 
 
@@ -199,10 +221,10 @@ def _busy_s(timing: _Timing | None) -> float:
     return max(0.0, (timing.queue_time_ms or 0.0) + timing.time_to_first_token_ms) / 1000
 
 
-def _told(**fields: msgspec.Raw) -> Body:
-    return {name: raw for name, raw in fields.items() if bytes(memoryview(raw)[:5]) not in (b"", _NULL)}
+def _scores(reply: _PrefillReply) -> Body:
+    told = {"prompt_logprobs": reply.prompt_logprobs, "prompt_token_id_logprobs": reply.prompt_token_id_logprobs}
+    return {name: raw for name, raw in told.items() if not is_null(raw)}
 
 
 def _value(raw: msgspec.Raw) -> bytes | None:
-    value = bytes(raw)
-    return None if value in (b"", _NULL) else value
+    return None if is_null(raw) else bytes(raw)

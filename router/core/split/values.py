@@ -15,12 +15,13 @@ BODY: msgspec.json.Decoder[Body] = msgspec.json.Decoder(Body)
 LIST: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
+_NOTHING = (b"null", b"")
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 
 
 def is_null(raw: msgspec.Raw | None) -> bool:
     """Is the field absent, or null?"""
-    return raw is None or bytes(memoryview(raw)[:5]) == b"null"
+    return raw is None or bytes(memoryview(raw)[:5]) in _NOTHING
 
 
 def read(raw: msgspec.Raw | None) -> object:
@@ -66,6 +67,8 @@ def count_prompts(raw: msgspec.Raw | None) -> int:
         return 0
     text = memoryview(raw)
     start = bytes(text[:64])
+    if start[1:2].isdigit():
+        return 1
     if not start.startswith(b"["):
         return 0 if start == b"null" else 1
     first = start[1:].lstrip()[:1] or bytes(text[1:]).lstrip()[:1]

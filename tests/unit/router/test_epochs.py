@@ -15,7 +15,8 @@ def test_versions_in_the_order_of_their_epochs() -> None:
     for number, version in ((3, "b"), (1, "a"), (4, "a")):
         epochs.commit(number, version)
     assert epochs.current == 4
-    assert epochs.known() == {1: "a", 3: "b", 4: "a"}
+    assert epochs.newest(9) == {1: "a", 3: "b", 4: "a"}
+    assert epochs.newest(2) == {3: "b", 4: "a"}
     assert [epochs.version_of(number) for number in (1, 3, 9)] == ["a", "b", ""]
     assert [epochs.first_with(version) for version in ("a", "b", "c")] == [1, 3, None]
 
@@ -29,11 +30,12 @@ def test_saying_it_again_changes_nothing() -> None:
 
 def test_only_old_epochs_are_forgotten() -> None:
     epochs = Epochs()
-    for number in range(1000):
+    for number in range(20_100):
         epochs.commit(number, f"v{number}")
-    known = epochs.known()
-    assert len(known) < 1000
-    assert sorted(known) == list(range(min(known), 1000))
+    known = epochs.newest(30_000)
+    assert len(known) < 20_100
+    assert sorted(known) == list(range(min(known), 20_100))
+    assert epochs.first_with("v20000") == 20_000
     assert (epochs.version_of(0), epochs.first_with("v0")) == ("", None)
 
 

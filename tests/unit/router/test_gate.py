@@ -24,7 +24,16 @@ def test_the_states_that_can_be_named_are_all_of_them() -> None:
 
 
 def test_commands_are_taken_in_order_and_repeated_ones_again() -> None:
-    gate = Gate()
-    orders = [(1, 1, 1), (1, 1, 2), (1, 1, 2), (1, 2, 0), (1, 1, 9), (2, 0, 0), (1, 9, 9)]
-    assert [gate.accepts(order) for order in orders] == [True, True, True, True, False, True, False]
+    gate, taken = Gate(), []
+    for order in [(1, 1, 1), (1, 1, 2), (1, 1, 2), (1, 2, 0), (1, 1, 9), (2, 0, 0), (1, 9, 9)]:
+        taken.append(gate.accepts(order))
+        if taken[-1]:
+            gate.take(order)
+    assert taken == [True, True, True, True, False, True, False]
     assert gate.order == (2, 0, 0)
+
+
+def test_an_order_that_is_only_asked_about_is_not_taken() -> None:
+    gate = Gate()
+    assert gate.accepts((9, 0, 0))
+    assert gate.accepts((1, 0, 0))
