@@ -263,8 +263,8 @@ class AdminRoutes:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def _read(self, request: web.Request, kind: type[_Body], param: str) -> _Body:
-        """A command that is well-formed and not overtaken. Whoever finds that it can be carried out takes its order, before
-        the next await."""
+        """A command that is well-formed and not overtaken. Whoever finds that it can be carried out takes its order,
+        before the next await."""
         try:
             asked: _Body = msgspec.json.decode(await request.read() or b"{}", type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
