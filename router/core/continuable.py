@@ -18,7 +18,8 @@ from typing import Literal
 import msgspec
 
 from connectors.handoff import PARAMS_FIELD
-from router.core.split.body import SAMPLING_FIELD, ClientBody
+from router.core.split.body import SAMPLING_FIELD
+from router.core.split.client_body import ClientBody
 from router.core.split.rules import Route
 from router.core.split.values import Body, count_prompts, is_null, read, read_flag, read_number
 

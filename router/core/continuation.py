@@ -33,7 +33,7 @@ from router.core.continuable import (
 )
 from router.core.continued import Continued, cached_details
 from router.core.delivered import DATA, DONE, Delivered
-from router.core.split.body import ClientBody
+from router.core.split.client_body import ClientBody
 from router.core.split.reply import LABEL
 from router.core.split.rules import Route
 from router.core.split.values import BODY, Body, is_null, read, read_number

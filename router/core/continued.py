@@ -10,7 +10,7 @@ import msgspec
 
 from router.core.delivered import DATA, PROMPT_TOKEN_IDS, Delivered
 from router.core.split.numbers import CUT, cut_numbers
-from router.core.split.reply import PrefillResult
+from router.core.split.reply_parts import PrefillResult
 from router.core.split.rules import Route
 from router.core.split.values import BODY, LIST, Body, is_null, read
 
@@ -28,8 +28,8 @@ class _Span(msgspec.Struct):
 
 
 class _Offsets(msgspec.Struct):
-    tokens: list[str] = msgspec.field(default_factory=list)
-    text_offset: list[int] = msgspec.field(default_factory=list)
+    tokens: list[str] = []
+    text_offset: list[int] = []
 
 
 _OFFSETS: msgspec.json.Decoder[_Offsets] = msgspec.json.Decoder(_Offsets)

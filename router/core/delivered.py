@@ -18,9 +18,9 @@ from array import array
 import msgspec
 
 from router.core.continuable import RETURN_TOKEN_IDS, stop_texts
-from router.core.split.body import ClientBody
+from router.core.split.client_body import ClientBody
 from router.core.split.numbers import CUT, cut_numbers
-from router.core.split.reply import PrefillResult
+from router.core.split.reply_parts import PrefillResult
 from router.core.split.values import BODY, Body, read_flag
 
 DATA = b"data:"
@@ -55,7 +55,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    choices: list[_Choice] = msgspec.field(default_factory=list)
+    choices: list[_Choice] = []
     usage: msgspec.Raw = msgspec.Raw()
 
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
-import msgspec
-
 from router.core.asks import Ask, Grant, LegEnd, Refusal
 from router.core.epochs import Epochs
 from router.core.fleet import Fleet, Reservation
@@ -48,15 +46,18 @@ class Limits:
         )
 
 
-class _Request(msgspec.Struct, eq=False):
-    number: int
-    session: Session
-    admitted: bool = False
-    """It has been granted a leg: from then on it counts towards the total."""
-    ask: Ask | None = None
-    """What it waits for."""
-    lane: Lane | None = None
-    until: float = 0.0
+class _Request:
+    __slots__ = ("admitted", "ask", "lane", "number", "session", "until")
+
+    def __init__(self, number: int, session: Session) -> None:
+        self.number = number
+        self.session = session
+        self.admitted = False
+        """It has been granted a leg: from then on it counts towards the total."""
+        self.ask: Ask | None = None
+        """What it waits for."""
+        self.lane: Lane | None = None
+        self.until = 0.0
 
 
 class Dispatcher:

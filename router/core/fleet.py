@@ -10,34 +10,38 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import msgspec
-
 from router.core.asks import LegEnd, Reason
 from router.core.breaker import Breaker, BreakerRules
 from router.core.load import LoadIndex
 from router.core.policies import NOBODY, ChoiceContext, make_policy
 from router.core.rates import MoveRates, Rate
-from router.core.sessions import Session, SessionRecord, Sessions
+from router.core.records import SessionRecord
+from router.core.sessions import Session, Sessions
 from router.core.table import HealthRules, Member, ProbeFailure
 from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 
 ROLES: tuple[EngineRole, ...] = ("prefill", "decode", "colocated")
 
 
-class Reservation(msgspec.Struct, eq=False):
+class Reservation:
     """A leg's place on a member, from the choice to the end of the leg."""
 
-    ticket: int
-    member: Member
-    session: Session
-    tokens: int
-    epoch: int | None
-    """The member's, when the leg was placed."""
-    ahead: int
-    """Tokens in flight there, the leg's own included, when it was placed."""
-    reason: Reason
-    fresh: bool
-    """Nothing of the session was known to this role before."""
+    __slots__ = ("ahead", "epoch", "fresh", "member", "reason", "session", "ticket", "tokens")
+
+    def __init__(
+        self, ticket: int, member: Member, session: Session, tokens: int, *, reason: Reason, fresh: bool
+    ) -> None:
+        self.ticket = ticket
+        self.member = member
+        self.session = session
+        self.tokens = tokens
+        self.epoch = member.epoch
+        """The member's, when the leg was placed."""
+        self.ahead = member.tokens
+        """Tokens in flight there, the leg's own included, when it was placed."""
+        self.reason = reason
+        self.fresh = fresh
+        """Nothing of the session was known to this role before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,7 +241,7 @@ class Fleet:
         member.tokens += tokens
         member.legs += 1
         self._touch(member)
-        made = Reservation(self._tickets, member, session, tokens, member.epoch, member.tokens, reason, fresh)
+        made = Reservation(self._tickets, member, session, tokens, reason=reason, fresh=fresh)
         self._open[self._tickets] = made
         return made
 

@@ -21,14 +21,6 @@ _Used = tuple[EngineRole, str, Reason, int, str]
 """Of a grant: role, replica, reason, epoch, version."""
 
 
-class _Label(msgspec.Struct, kw_only=True):
-    prefill: str | None
-    decode: str | None
-    epochs: list[int]
-    weight_versions: list[str]
-    single_version: bool
-
-
 class Making:
     """The legs of the present attempt, and the epochs of those whose tokens the client already has."""
 
@@ -69,13 +61,13 @@ def joined_label(makings: Sequence[Making]) -> bytes:
     """The label of a reply that is made from several: the replicas of the first, the versions of all."""
     versions = {epoch: version for making in makings for epoch, version in making.versions().items()}
     replicas = makings[0].replicas()
-    label = _Label(
-        prefill=replicas.get("prefill"),
-        decode=replicas.get("decode"),
-        epochs=list(versions),
-        weight_versions=list(versions.values()),
-        single_version=len(versions) == 1 and not any(making.kept for making in makings),
-    )
+    label = {
+        "prefill": replicas.get("prefill"),
+        "decode": replicas.get("decode"),
+        "epochs": list(versions),
+        "weight_versions": list(versions.values()),
+        "single_version": len(versions) == 1 and not any(making.kept for making in makings),
+    }
     return msgspec.json.encode(label)
 
 

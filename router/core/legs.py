@@ -12,8 +12,6 @@ sends nothing and says `HandoffExpired`.
 
 from __future__ import annotations
 
-import msgspec
-
 from router.core.asks import Grant, LegEnd, LegOutcome
 from router.core.commands import CancelLeg, Command, CountChoice, CountHandoff, CountLeg, EndLeg, ParkLeg, SendLeg
 from router.core.continuation import Continuation
@@ -23,17 +21,23 @@ from router.core.rules import FlowTools
 from router.core.split import ClientBody, PrefillResult, decode_body, prefill_body, single_body
 
 
-class Leg(msgspec.Struct, frozen=True):
+class Leg:
     """A leg that an engine has."""
 
-    number: int
-    grant: Grant
-    sent_at: float
+    __slots__ = ("grant", "number", "sent_at")
+
+    def __init__(self, number: int, grant: Grant, sent_at: float) -> None:
+        self.number = number
+        self.grant = grant
+        self.sent_at = sent_at
 
 
-class _Handoff(msgspec.Struct, frozen=True):
-    text: bytes
-    send_by: float
+class _Handoff:
+    __slots__ = ("send_by", "text")
+
+    def __init__(self, text: bytes, send_by: float) -> None:
+        self.text = text
+        self.send_by = send_by
 
 
 class Legs:

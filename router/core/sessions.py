@@ -10,25 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import msgspec
-
+from router.core.records import PinRecord, SessionRecord
 from router.core.table import Member
 from router.settings import EngineRole
-
-
-class PinRecord(msgspec.Struct, frozen=True):
-    """One pin, as it outlives the router."""
-
-    replica: str
-    instance: str
-
-
-class SessionRecord(msgspec.Struct, frozen=True):
-    """A session's pins at one moment; without pins: it is over."""
-
-    id: str
-    pins: dict[EngineRole, PinRecord]
-    tokens: int = 0
 
 
 @dataclass(slots=True, eq=False)

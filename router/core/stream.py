@@ -10,8 +10,10 @@ from collections.abc import Callable
 
 import msgspec
 
-from router.core.split.reply import LABEL, PrefillResult, add_label, merge_part, read_prefill_reply
+from router.core.split.reply import LABEL, add_label, merge_part, read_prefill_reply
+from router.core.split.reply_parts import PrefillResult
 from router.core.split.values import BODY, Body
+from router.core.stream_events import ERROR_EVENT, EVENT, Event
 
 FIRST_LINE_LIMIT = 1 << 20
 """Bytes before the first newline, the prompt's token ids aside: a leg that sends more of them answers nothing."""
@@ -25,27 +27,7 @@ _TOKEN_IDS = (b'"prompt_token_ids":[', b'"prompt_token_ids": [')
 _EXPERTS = (b'"routed_experts":"', b'"routed_experts": "')
 
 
-class _Error(msgspec.Struct):
-    code: int | str | None = None
-
-
-class _ErrorEvent(msgspec.Struct):
-    error: _Error
-
-
-class _Choice(msgspec.Struct):
-    token_ids: list[msgspec.Raw] | None = None
-
-
-class _Event(msgspec.Struct):
-    choices: list[_Choice] = msgspec.field(default_factory=list)
-    usage: msgspec.Raw = msgspec.Raw()
-
-
 _SAME_IN_ALL_EVENTS = ("id", "object", "created", "model", "request_id")
-
-_ERROR_EVENT: msgspec.json.Decoder[_ErrorEvent] = msgspec.json.Decoder(_ErrorEvent)
-_EVENT: msgspec.json.Decoder[_Event] = msgspec.json.Decoder(_Event)
 
 
 class StreamMerge:
@@ -149,7 +131,7 @@ def failed_event(lines: bytes) -> bool:
         if result is not None and result.failed:
             return True
         try:
-            code = _ERROR_EVENT.decode(text).error.code
+            code = ERROR_EVENT.decode(text).error.code
         except (msgspec.MsgspecError, RecursionError):
             continue
         if not (isinstance(code, int) and 400 <= code < 500):
@@ -159,7 +141,7 @@ def failed_event(lines: bytes) -> bool:
 
 def _is_usage(text: bytes) -> bool:
     """Is it the last event with data, which has the usage and no choices?"""
-    event = _read_event(text) if b'"usage"' in text else _Event()
+    event = _read_event(text) if b'"usage"' in text else Event()
     return not event.choices and bytes(event.usage).startswith(b"{")
 
 
@@ -173,8 +155,8 @@ def _first_event(lines: bytes) -> Body:
     return {}
 
 
-def _read_event(text: bytes) -> _Event:
+def _read_event(text: bytes) -> Event:
     try:
-        return _EVENT.decode(text)
+        return EVENT.decode(text)
     except (msgspec.MsgspecError, RecursionError):
-        return _Event()
+        return Event()

@@ -15,7 +15,8 @@ from typing import BinaryIO, Self
 
 import msgspec
 
-from router.core.sessions import SessionRecord, Sessions
+from router.core.records import SessionRecord
+from router.core.sessions import Sessions
 
 _log = logging.getLogger(__name__)
 

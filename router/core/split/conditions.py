@@ -8,7 +8,7 @@ would be wrong and say 200.
 from __future__ import annotations
 
 from connectors.handoff import PARAMS_FIELD
-from router.core.split.body import ClientBody
+from router.core.split.client_body import ClientBody
 from router.core.split.rules import Refusal
 from router.core.split.values import count_prompts, is_null, read, read_flag, read_number
 

@@ -14,7 +14,8 @@ import msgspec
 
 from connectors.handoff import PARAMS_FIELD
 from router.core.errors import RequestRefused
-from router.core.split.body import SALT_FIELD, SAMPLING_FIELD, ClientBody
+from router.core.split.body import SALT_FIELD, SAMPLING_FIELD
+from router.core.split.client_body import ClientBody
 from router.core.split.fields import FIELDS, SAMPLING_FIELDS
 from router.core.split.rules import FieldRule, Refusal, Route
 from router.core.split.values import Body, is_null

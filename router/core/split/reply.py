@@ -9,9 +9,10 @@ import re
 
 import msgspec
 
-from connectors.handoff import PARAMS_FIELD, handed_over
+from connectors.handoff import handed_over
 from router.core.split.experts import join_experts
 from router.core.split.numbers import CUT, cut_numbers
+from router.core.split.reply_parts import ABSENT, COUNTED, PREFILL_REPLY, Choice, PrefillReply, PrefillResult, Timing
 from router.core.split.values import BODY, LIST, Body, is_null, read_number
 
 LABEL = "headrace"
@@ -26,84 +27,23 @@ _EXPERTS_KEY = b'"routed_experts"'
 _HAS_EXPERTS = re.compile(rb'"routed_experts"\s*:\s*"')
 
 
-_ABSENT = msgspec.Raw()
 _NO_SCORES: Body = {}
-
-
-class _Choice(msgspec.Struct):
-    finish_reason: str | None = None
-    prompt_logprobs: msgspec.Raw = _ABSENT
-    prompt_token_ids: msgspec.Raw = _ABSENT
-    routed_experts: str | None = None
-
-
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    created_cache_tokens: int | None = None
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens_details: _Details | None = None
-
-
-class _Timing(msgspec.Struct):
-    queue_time_ms: float | None = None
-    time_to_first_token_ms: float | None = None
-
-
-class _PrefillReply(msgspec.Struct):
-    handoff: msgspec.Raw = msgspec.field(name=PARAMS_FIELD, default=_ABSENT)
-    prompt_logprobs: msgspec.Raw = _ABSENT
-    prompt_token_id_logprobs: msgspec.Raw = _ABSENT
-    prompt_token_ids: msgspec.Raw = _ABSENT
-    usage: _Usage | None = None
-    choices: list[_Choice] = msgspec.field(default_factory=list)
-    metrics: _Timing | None = None
-
-
-class _Counted(msgspec.Struct):
-    usage: msgspec.Raw = _ABSENT
-
-
-_PREFILL_REPLY: msgspec.json.Decoder[_PrefillReply] = msgspec.json.Decoder(_PrefillReply)
-_COUNTED: msgspec.json.Decoder[_Counted] = msgspec.json.Decoder(_Counted)
-
-
-class PrefillResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the P leg's reply holds for the D leg and for the client."""
-
-    handoff: bytes | None
-    cached_tokens: int | None
-    created_cache_tokens: int | None
-    scores: Body
-    """The prompt's scores, where chat and generate have them: at the top."""
-    choice_scores: Body
-    """Where completions has them: in each choice."""
-    token_ids: bytes | memoryview | None
-    """The prompt's token ids; one list, wherever it stands."""
-    experts: bytes | None
-    """The prompt's rows of expert routing."""
-    failed: bool
-    """The engine says 200, and that it failed."""
-    busy_s: float
-    """How long the engine had the request until its one token was there, by its own clock; 0 where it does not say.
-    Engines started with --enable-per-request-metrics say it."""
 
 
 def read_prefill_reply(reply: bytes) -> PrefillResult | None:
     """The parts of a P reply that matter later; None if it can't be read."""
     rest, token_ids = cut_numbers(reply, _TOKEN_IDS)
     try:
-        parsed = _PREFILL_REPLY.decode(rest)
-        first = parsed.choices[0] if parsed.choices else _Choice()
+        parsed = PREFILL_REPLY.decode(rest)
+        first = parsed.choices[0] if parsed.choices else Choice()
         if token_ids is not None and CUT not in (bytes(parsed.prompt_token_ids), bytes(first.prompt_token_ids)):
             # They stand somewhere else: inside the handoff, which stays as it is.
-            parsed, token_ids = _PREFILL_REPLY.decode(reply), None
-            first = parsed.choices[0] if parsed.choices else _Choice()
+            parsed, token_ids = PREFILL_REPLY.decode(reply), None
+            first = parsed.choices[0] if parsed.choices else Choice()
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return None
     details = parsed.usage.prompt_tokens_details if parsed.usage is not None else None
-    scored = parsed.prompt_logprobs is not _ABSENT or parsed.prompt_token_id_logprobs is not _ABSENT
+    scored = parsed.prompt_logprobs is not ABSENT or parsed.prompt_token_id_logprobs is not ABSENT
     return PrefillResult(
         handoff=handed_over(bytes(parsed.handoff)),
         cached_tokens=details.cached_tokens if details is not None else None,
@@ -171,7 +111,7 @@ def _merge_fields(part: bytes, prefill: PrefillResult, output_tokens: int | None
 
 def _with_counts(part: bytes, prefill: PrefillResult) -> bytes:
     """Only the usage changes, so the rest need not be taken apart."""
-    usage = _COUNTED.decode(part).usage
+    usage = COUNTED.decode(part).usage
     text = bytes(usage)
     if part.count(text) == 1:
         return part.replace(text, bytes(_merge_usage(usage, prefill)))
@@ -215,13 +155,13 @@ def _merge_usage(usage: msgspec.Raw, prefill: PrefillResult) -> msgspec.Raw:
     return msgspec.Raw(_CACHE_COUNT.sub(put, bytes(usage)))
 
 
-def _busy_s(timing: _Timing | None) -> float:
+def _busy_s(timing: Timing | None) -> float:
     if timing is None or timing.time_to_first_token_ms is None:
         return 0.0
     return max(0.0, (timing.queue_time_ms or 0.0) + timing.time_to_first_token_ms) / 1000
 
 
-def _scores(reply: _PrefillReply) -> Body:
+def _scores(reply: PrefillReply) -> Body:
     told = {"prompt_logprobs": reply.prompt_logprobs, "prompt_token_id_logprobs": reply.prompt_token_id_logprobs}
     return {name: raw for name, raw in told.items() if not is_null(raw)}
 

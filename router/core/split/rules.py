@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from router.core.split.body import ClientBody
+    from router.core.split.client_body import ClientBody
 
 Route = Literal["completions", "chat", "generate"]
 

@@ -165,7 +165,7 @@ def test_the_total_is_one_for_all_workers() -> None:
             decode.answers.clear()
             clients = [await LeavingClient.sending(made) for _ in range(8)]
             await until(lambda: made.dispatcher.waiting == 6)
-            assert len(made.prefill[0].requests) == 2
+            await until(lambda: len(made.prefill[0].requests) == 2)
             decode.answers.set()
             for client in clients:
                 assert (await client.reader.readline()).split()[1] == b"200"

@@ -9,7 +9,7 @@ import pytest
 
 from router.core.asks import LegEnd
 from router.core.fleet import Fleet, ReplicaLost
-from router.core.sessions import PinRecord, SessionRecord
+from router.core.records import PinRecord, SessionRecord
 from router.settings import EngineRole
 from tests.unit.router.fleets import bring_up, end, epochs_of, fail_to_connect, is_idle, make_fleet, place, take_out
 

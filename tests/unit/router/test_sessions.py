@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from router.core.sessions import PinRecord, Session, SessionRecord, Sessions
+from router.core.records import PinRecord, SessionRecord
+from router.core.sessions import Session, Sessions
 from router.core.table import Member
 from router.settings import EngineRole
 from tests.unit.router.fleets import make_member
