@@ -1,0 +1,81 @@
+"""The contract between a load and what brings its bytes: only `fetch` differs between modes and transports.
+
+`vllm_plugin/weights/` walks the groups of its load plan and calls `Fetch.fetch` for each; `path.py`, `store.py` and
+`nixl/` implement `Transport`. A publisher on the trainer's side makes what a `SourceInfo` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from connectors.weights.tensors import Piece, TensorMeta
+
+SourceInfo = Mapping[str, Any]
+"""Where one version is to be had, as JSON: `transport` ("path", "store", "nixl"), `version`, and what the transport needs to
+find it. Publishers make it, control commands carry it, it holds no secrets."""
+
+
+class FetchError(Exception):
+    """A version could not be brought. `tensors` are the names concerned, as far as they are known."""
+
+    def __init__(self, message: str, tensors: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tensors = tuple(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one piece has to be put."""
+
+    piece: Piece
+    into: torch.Tensor
+    """Has the piece's shape and the dtype that the source sends; any strides, CPU (maybe pinned) or CUDA memory."""
+
+
+@dataclass(slots=True)
+class Moved:
+    """What one fetch did."""
+
+    bytes: int = 0
+    wait_s: float = 0.0
+    """For the source to be ready."""
+    transfer_s: float = 0.0
+    by_producer: dict[str, int] = field(default_factory=dict)
+    """Bytes per producer, where there are several."""
+
+
+class Fetch(Protocol):
+    """One version, open for one rank's load."""
+
+    @property
+    def manifest(self) -> Mapping[str, TensorMeta]:
+        """All tensors of the version, with the dtypes in which they are sent."""
+        ...
+
+    def fetch(self, group: int, targets: Sequence[Target]) -> Moved:
+        """Fill all targets of one group before returning. The pieces are those that `Transport.open` was told for this group,
+        in their order; groups come in ascending order, each once. Raises FetchError; what the targets hold then is undefined."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is read: the source may forget this reader. Idempotent, never raises."""
+        ...
+
+
+class Transport(Protocol):
+    """One rank's way to the weights of all versions; it lives as long as the engine and keeps what later loads can use
+    again (connections, registered memory, prepared reads)."""
+
+    def open(self, source: SourceInfo, groups: Sequence[Sequence[Piece]], *, timeout_s: float) -> Fetch:
+        """Open a version. `groups` are the pieces that this rank needs, in the order of their fetches; the same object as at the
+        last load as long as the load plan is the same, so that nothing has to be planned again. `timeout_s` bounds each step
+        that waits for the source. Raises FetchError, with all names that the source lacks or has in another shape."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        ...
