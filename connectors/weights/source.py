@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -14,6 +14,10 @@ import torch
 
 from connectors.weights.tensors import Piece, TensorMeta
 
+Plan = Callable[[Mapping[str, TensorMeta]], Sequence[Sequence[Piece]]]
+"""From the manifest of a version to the pieces that a rank needs, in the order of their fetches: per group those of
+`Fetch.fetch`. A piece lies within its tensor as the manifest has it. Raises FetchError with the names of tensors that are
+missing, too many or of another shape."""
 SourceInfo = Mapping[str, Any]
 """Where one version is to be had, as JSON: `transport` ("path", "store", "nixl"), `version`, and what the transport needs to
 find it. Publishers make it, control commands carry it, it holds no secrets."""
@@ -57,7 +61,7 @@ class Fetch(Protocol):
         ...
 
     def fetch(self, group: int, targets: Sequence[Target]) -> Moved:
-        """Fill all targets of one group before returning. The pieces are those that `Transport.open` was told for this group,
+        """Fill all targets of one group before returning. The pieces are those that `Plan` gave for this group,
         in their order; groups come in ascending order, each once. Raises FetchError; what the targets hold then is undefined."""
         ...
 
@@ -70,10 +74,12 @@ class Transport(Protocol):
     """One rank's way to the weights of all versions; it lives as long as the engine and keeps what later loads can use
     again (connections, registered memory, prepared reads)."""
 
-    def open(self, source: SourceInfo, groups: Sequence[Sequence[Piece]], *, timeout_s: float) -> Fetch:
-        """Open a version. `groups` are the pieces that this rank needs, in the order of their fetches; the same object as at the
-        last load as long as the load plan is the same, so that nothing has to be planned again. `timeout_s` bounds each step
-        that waits for the source. Raises FetchError, with all names that the source lacks or has in another shape."""
+    def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> Fetch:
+        """Open a version: look its manifest up, ask `plan` what of it this rank needs, get ready to fetch that.
+
+        `plan` returns the same object as at the last load as long as the load plan is the same, so that nothing has to be
+        planned again. What it raises passes through. `timeout_s` bounds each step that waits for the source.
+        Raises FetchError."""
         ...
 
     def close(self) -> None:
