@@ -60,6 +60,11 @@ class Fetch(Protocol):
         """All tensors of the version, with the dtypes in which they are sent."""
         ...
 
+    def start(self, group: int, targets: Sequence[Target]) -> None:
+        """May begin to fill a group that `fetch` is asked for next, with the same targets; what cannot work ahead does nothing.
+        Raises nothing: what goes wrong is told by `fetch`."""
+        ...
+
     def fetch(self, group: int, targets: Sequence[Target]) -> Moved:
         """Fill all targets of one group before returning. The pieces are those that `Plan` gave for this group,
         in their order; groups come in ascending order, each once. Raises FetchError; what the targets hold then is undefined."""
