@@ -38,6 +38,9 @@ class Target:
     piece: Piece
     into: torch.Tensor
     """Has the piece's shape and the dtype that the source sends; any strides, CPU (maybe pinned) or CUDA memory."""
+    stays: bool = False
+    """This memory stays where it is for all later loads: a transport may keep it registered. Memory that is freed between
+    loads must not stay registered: a network card would go on writing to pages that are somebody else's."""
 
 
 @dataclass(slots=True)
