@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol
 
 from connectors.weights.tensors import Piece, TensorMeta
+
+if TYPE_CHECKING:
+    # Plans are made of these types too, and need no torch.
+    import torch
 
 Plan = Callable[[Mapping[str, TensorMeta]], Sequence[Sequence[Piece]]]
 """From the manifest of a version to the pieces that a rank needs, in the order of their fetches: per group those of
