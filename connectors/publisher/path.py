@@ -1,7 +1,8 @@
 """Publishes versions as directories of safetensors: ordinary checkpoints, which stock vLLM loads too.
 
-No rank gathers a tensor: the files are laid out first, then each rank writes its rows where they belong, and the directory
-gets its name when all of it is on disk. All ranks have to see the same file system. `connectors/weights/path.py` reads.
+No rank gathers a tensor: the files are laid out first, then each rank writes its rows where they belong, and the
+directory gets its name when all of it is on disk. All ranks have to see the same file system.
+`connectors/weights/path.py` reads.
 """
 
 from __future__ import annotations
@@ -123,10 +124,9 @@ class _VersionFolder:
         """The index and what else a checkpoint has, then the name."""
         if len(self._files) > 1:
             (self._partial / INDEX).write_text(index_text(self._files), encoding="utf-8")
-        for pattern in COPIED if model else ():
-            for file in model.glob(pattern):
-                if file.name != INDEX:
-                    shutil.copy(file, self._partial)
+        if model is not None:
+            for file in (file for pattern in COPIED for file in model.glob(pattern) if file.name != INDEX):
+                shutil.copy(file, self._partial)
         for file in self._partial.iterdir():
             _sync(file)
         _sync(self._partial)

@@ -36,7 +36,7 @@ class Ranks:
         return values
 
     def each(self, call: Callable[[], T]) -> T:
-        """What `call` returns on this rank, once all ranks have ended theirs. PublishError on all when it fails on one."""
+        """What `call` returns on this rank, once all have ended theirs. PublishError on all when it fails on one."""
         try:
             outcome, failure = call(), None
         except Exception as error:

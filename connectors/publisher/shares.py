@@ -1,4 +1,4 @@
-"""Which rank writes which piece, where several hold the same one: each piece once, bytes spread evenly. Arithmetic only.
+"""Which rank writes which piece, where several hold the same one: each piece once, bytes even. Arithmetic only.
 
 `path.py` and `store.py` of this folder ask; every rank comes to the same answer by itself.
 """
@@ -13,7 +13,8 @@ from connectors.weights.tensors import ITEM_BYTES, Piece, TensorMeta
 def shares(metas: Mapping[str, TensorMeta], held: Sequence[Sequence[Piece]]) -> list[list[Piece]]:
     """Per rank the pieces that it writes, from the pieces that each rank holds.
 
-    ValueError with the names of tensors that are not whole in all of them together, or that overlap without being equal.
+    ValueError with the names of tensors that are not whole in all of them together, or that overlap without being
+    equal.
     """
     holders: dict[Piece, list[int]] = {}
     for rank, pieces in enumerate(held):

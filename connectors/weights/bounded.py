@@ -1,4 +1,4 @@
-"""Blocking calls that nothing can interrupt, waited for no longer than asked: a read of a dead file server or storage client.
+"""Blocking calls that nothing can interrupt, waited for no longer than asked: a dead file server, a hung client.
 
 `path.py` and `store.py` do all their reading through it.
 """
@@ -16,11 +16,16 @@ T = TypeVar("T")
 
 
 class BoundedCalls:
-    """One call at a time. A call that was given up may still write where it was told to, and holds on to that memory; so the
-    next one waits for it first, and fails if it doesn't come back."""
+    """One call at a time. A call that was given up may still write where it was told to, and holds on to that memory;
+    so the next one waits for it first, and fails if it doesn't come back."""
 
     def __init__(self) -> None:
         self._last: Future[Any] | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """No call is under way, given up or not."""
+        return self._last is None or self._last.done()
 
     def run(self, call: Callable[[], T], *, what: str, timeout_s: float) -> T:
         """What `call` returns or raises. FetchError when it takes longer than `timeout_s`."""

@@ -1,5 +1,4 @@
-"""Fills tensors from what is stored row-major elsewhere: straight into them where bytes can be put as they are, else by way of
-a bounded staging buffer.
+"""Fills tensors from what is stored row-major elsewhere: directly, or by way of a bounded staging buffer.
 
 `path.py` and `store.py` say what is stored where and how ranges of bytes are read; `slabs.py` says which ranges.
 """

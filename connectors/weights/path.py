@@ -1,7 +1,8 @@
 """The `path` transport: weights from a directory of safetensors, only the bytes that this rank needs.
 
-`safetensors_files.py` finds them, `filling.py` puts them where they belong. A version is written once, under a name of its
-own (`connectors/publisher/path.py` renames it there when it is whole); that it was not changed meanwhile is checked.
+`safetensors_files.py` finds them, `filling.py` puts them where they belong. A version is written once, under a name
+of its own (`connectors/publisher/path.py` renames it there when it is whole); that it was not changed meanwhile is
+checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where the tensors of a safetensors checkpoint stand: one file, or several under an index. Headers alone are read and made.
+"""Where the tensors of a safetensors checkpoint stand, in one file or in several under an index: headers alone.
 
 `path.py` reads the tensors, `connectors/publisher/path.py` writes them.
 """
@@ -18,7 +18,8 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 DTYPES = {
     "F64": "float64", "F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn",
-    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8", "BOOL": "bool",
+    "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
+    "BOOL": "bool",
 }  # fmt: skip
 """The format's names of dtypes, and ours."""
 CODES = {name: code for code, name in DTYPES.items()}

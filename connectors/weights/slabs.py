@@ -1,4 +1,4 @@
-"""Which bytes of a stored tensor to read for a box: fewer, longer reads where the gaps between its rows are small. Arithmetic only.
+"""Which bytes of a stored tensor to read for a box: fewer, longer reads where gaps are small. Arithmetic only.
 
 `filling.py` asks; what it reads beyond the box is cut off there.
 """
@@ -12,7 +12,7 @@ from connectors.weights.tensors import Box
 
 
 def widened(box: Box, shape: tuple[int, ...], max_gap: int) -> Box:
-    """The box with its inner dimensions made whole where no more than `max_gap` elements lie between two of its stretches."""
+    """The box with inner dimensions made whole where at most `max_gap` elements lie between two of its stretches."""
     wide = list(box)
     inner = 1
     for axis in reversed(range(len(box))):
