@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 Plan = Callable[[Mapping[str, TensorMeta]], Sequence[Sequence[Piece]]]
 """From the manifest of a version to the pieces that a rank needs, in the order of their fetches: per group those of
-`Fetch.fetch`. A piece lies within its tensor as the manifest has it. Raises FetchError with the names of tensors that are
-missing, too many or of another shape."""
+`Fetch.fetch`. A piece lies within its tensor as the manifest has it. Raises FetchError with the names of tensors that
+are missing, too many or of another shape."""
 SourceInfo = Mapping[str, Any]
-"""Where one version is to be had, as JSON: `transport` ("path", "store", "nixl"), `version`, and what the transport needs to
-find it. Publishers make it, control commands carry it, it holds no secrets."""
+"""Where one version is to be had, as JSON: `transport` ("path", "store", "nixl"), `version`, and what the transport
+needs to find it. Publishers make it, control commands carry it, it holds no secrets."""
 
 
 class FetchError(Exception):
@@ -41,8 +41,8 @@ class Target:
     into: torch.Tensor
     """Has the piece's shape and the dtype that the source sends; any strides, CPU (maybe pinned) or CUDA memory."""
     stays: bool = False
-    """This memory stays where it is for all later loads: a transport may keep it registered. Memory that is freed between
-    loads must not stay registered: a network card would go on writing to pages that are somebody else's."""
+    """This memory stays where it is for all later loads: a transport may keep it registered. Memory that is freed
+    between loads must not stay registered: a network card would go on writing to pages that are somebody else's."""
 
 
 @dataclass(slots=True)
@@ -66,13 +66,14 @@ class Fetch(Protocol):
         ...
 
     def start(self, group: int, targets: Sequence[Target]) -> None:
-        """May begin to fill a group that `fetch` is asked for next, with the same targets; what cannot work ahead does nothing.
-        Raises nothing: what goes wrong is told by `fetch`."""
+        """May begin to fill a group that `fetch` is asked for next, with the same targets; what cannot work ahead
+        does nothing. Raises nothing: what goes wrong is told by `fetch`."""
         ...
 
     def fetch(self, group: int, targets: Sequence[Target]) -> Moved:
-        """Fill all targets of one group before returning. The pieces are those that `Plan` gave for this group,
-        in their order; groups come in ascending order, each once. Raises FetchError; what the targets hold then is undefined."""
+        """Fill all targets of one group before returning. The pieces are those that `Plan` gave for this group, in
+        their order; groups come in ascending order, each once. Raises FetchError; what the targets hold then is
+        undefined."""
         ...
 
     def close(self) -> None:
@@ -87,8 +88,8 @@ class Transport(Protocol):
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> Fetch:
         """Open a version: look its manifest up, ask `plan` what of it this rank needs, get ready to fetch that.
 
-        `plan` returns the same object as at the last load as long as the load plan is the same, so that nothing has to be
-        planned again. What it raises passes through. `timeout_s` bounds each step that waits for the source.
+        `plan` returns the same object as at the last load as long as the load plan is the same, so that nothing has
+        to be planned again. What it raises passes through. `timeout_s` bounds each step that waits for the source.
         Raises FetchError."""
         ...
 

@@ -89,7 +89,9 @@ def reordered(source: Region, into: Region, box: Box, stride: Sequence[int]) -> 
         if stop - start == 1:
             strides.append(1)
             continue
-        axis = next((axis for axis in open_axes if (source.shape[axis], source.stride[axis]) == (stop - start, step)), None)
+        axis = next(
+            (axis for axis in open_axes if (source.shape[axis], source.stride[axis]) == (stop - start, step)), None
+        )
         if axis is None:
             return None
         open_axes.remove(axis)

@@ -2,9 +2,9 @@
 
 A module whose weights are processed after load (packed for a CPU, put into a kernel's layout) does not hold what its
 loaders fill any more. vLLM keeps for each module what its tensors were before (`record_metadata_for_reloading`); from
-that `open_module` makes fresh ones, `close_module` processes them and copies the result into the tensors that the engine
-uses, whose addresses stay (CUDA graphs hold them), and `put_back` gives up and leaves the old ones. So a load needs the
-memory of one group of modules, and a module is old or new as a whole.
+that `open_module` makes fresh ones, `close_module` processes them and copies the result into the tensors that the
+engine uses, whose addresses stay (CUDA graphs hold them), and `put_back` gives up and leaves the old ones. So a load
+needs the memory of one group of modules, and a module is old or new as a whole.
 
 TODO: vLLM has no public way to reload one module at a time; when `vllm.model_executor.model_loader.reload` gets one, it
 replaces the private calls, all of which are in this file. Tried with vLLM 0.32.0; 0.25.1 has the same functions.
@@ -56,7 +56,8 @@ def shadow_of(model: nn.Module) -> nn.Module:
 def _shadow(module: nn.Module, shadows: dict[int, nn.Module], tensors: dict[int, torch.Tensor]) -> nn.Module:
     if id(module) in shadows:
         return shadows[id(module)]
-    shadow = shadows[id(module)] = type(module).__new__(type(module))
+    shadow: nn.Module = object.__new__(type(module))
+    shadows[id(module)] = shadow
     shadow.__dict__.update(module.__dict__)
     parameters, buffers = layerwise.get_layerwise_info(module).restore_metadata
     shadow._parameters = {
@@ -73,9 +74,7 @@ def _shadow(module: nn.Module, shadows: dict[int, nn.Module], tensors: dict[int,
     return shadow
 
 
-def _as_loaded(
-    live: dict[str, torch.Tensor | None], before: dict[str, torch.Tensor]
-) -> dict[str, torch.Tensor]:
+def _as_loaded(live: dict[str, torch.Tensor | None], before: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """vLLM skips a few tensors when it notes what was before; those are never processed."""
     skipped = {name: tensor for name, tensor in live.items() if tensor is not None and name in meta.SKIP_TENSORS}
     return {**before, **skipped}
@@ -104,7 +103,8 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torc
 
 
 def parameter_facts(shadow: nn.Module, model: nn.Module) -> dict[str, ParameterFacts]:
-    """Of all that a load could fill, in the order of the model's modules. Tensors on meta, as `shadow_of` makes them."""
+    """Of all that a load could fill, in the order of the model's modules. Tensors on meta, as `shadow_of` makes
+    them."""
     modules = dict(model.named_modules())
     return {
         name: ParameterFacts(

@@ -1,7 +1,7 @@
 """The one load path: group by group make room, fetch into it, finish it, free it.
 
-`rank.py` opens a version and agrees with the other ranks before and after. What brings the bytes is a `Fetch`: a transport
-(`gpu_fetch`) or a copy in host memory (`host_copy.py`, `cpu_prefetch`). Nothing here knows which.
+`rank.py` opens a version and agrees with the other ranks before and after. What brings the bytes is a `Fetch`: a
+transport (`gpu_fetch`) or a copy in host memory (`host_copy.py`, `cpu_prefetch`). Nothing here knows which.
 """
 
 from __future__ import annotations
@@ -48,39 +48,50 @@ class Load:
         self._check_finite = check_finite
         self._attention_dtype = attention_dtype
 
-    @torch.no_grad()
     def run(self, go_on: Callable[[], None]) -> None:
         """Fill every parameter. `go_on` is asked before each group and raises FetchError where the load must end.
 
         Raises FetchError, or what vLLM's processing raises. `wrote` says then whether the old weights are whole.
         """
-        groups = self._plan.groups
-        ahead: _Room | None = None
-        for index, group in enumerate(groups):
-            go_on()
-            started = time.perf_counter()
-            room = ahead or self._make_room(group)
-            ahead = None
-            try:
-                self.wrote = self.wrote or _writes_at_once(room)
-                moved = self._fetch.fetch(index, room.targets)
-                if self._check_finite:
-                    refuse_non_finite(room.targets)
-            except BaseException:
-                for module in room.opened:
-                    layers.put_back(module)
-                raise
-            if index + 1 < len(groups) and _needs_no_memory(groups[index + 1]):
-                ahead = self._make_room(groups[index + 1])
-                self._fetch.start(index + 1, ahead.targets)
-            copy_s, process_s = self._finish(room)
-            for producer, count in moved.by_producer.items():
-                self.numbers.by_producer[producer] = self.numbers.by_producer.get(producer, 0) + count
-            seconds = time.perf_counter() - started
-            self.numbers.groups.append(
-                GroupNumbers(group.name, moved.bytes, seconds, moved.wait_s, moved.transfer_s, copy_s, process_s)
-            )
-        self._finish_model()
+        with torch.no_grad():
+            ahead: _Room | None = None
+            for index in range(len(self._plan.groups)):
+                go_on()
+                ahead = self._load_group(index, ahead)
+            self._finish_model()
+
+    def _load_group(self, index: int, room: _Room | None) -> _Room | None:
+        """Returns the room of the next group, where it was begun ahead."""
+        group = self._plan.groups[index]
+        started = time.perf_counter()
+        room = room or self._make_room(group)
+        try:
+            self.wrote = self.wrote or _writes_at_once(room)
+            moved = self._fetch.fetch(index, room.targets)
+            if self._check_finite:
+                refuse_non_finite(room.targets)
+        except BaseException:
+            for module in room.opened:
+                layers.put_back(module)
+            raise
+        ahead = self._begin_ahead(index + 1)
+        copy_s, process_s = self._finish(room)
+        for producer, count in moved.by_producer.items():
+            self.numbers.by_producer[producer] = self.numbers.by_producer.get(producer, 0) + count
+        seconds = time.perf_counter() - started
+        self.numbers.groups.append(
+            GroupNumbers(group.name, moved.bytes, seconds, moved.wait_s, moved.transfer_s, copy_s, process_s)
+        )
+        return ahead
+
+    def _begin_ahead(self, index: int) -> _Room | None:
+        """Where a group needs no memory of its own, its bytes may come while the one before is finished."""
+        if index == len(self._plan.groups) or not _needs_no_memory(self._plan.groups[index]):
+            return None
+        room = self._make_room(self._plan.groups[index])
+        self.wrote = self.wrote or _writes_at_once(room)
+        self._fetch.start(index, room.targets)
+        return room
 
     def _make_room(self, group: Group) -> _Room:
         modules = [self._model.get_submodule(name) for name in group.processed]

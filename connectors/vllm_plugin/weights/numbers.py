@@ -53,7 +53,7 @@ class LoadNumbers:
 
     def total(self, part: str) -> float:
         """Sum of one figure over the groups."""
-        return sum(getattr(group, part) for group in self.groups)
+        return sum(float(getattr(group, part)) for group in self.groups)
 
 
 class PeakMemory:

@@ -89,7 +89,9 @@ def plan_load(
         why = "; ".join(f"{name}: {text}" for name, text in list(recording.refused.items())[:SHOWN])
         raise FetchError(f"tensors that the model does not take: {why}", tuple(recording.refused))
     if recording.computed:
-        raise _error("the model's loader computes these from several values, which no plan can replay", recording.computed)
+        raise _error(
+            "the model's loader computes these from several values, which no plan can replay", recording.computed
+        )
     fills = [_fill(copied, manifest[copied.tensor], parameters[copied.parameter]) for copied in recording.copies]
     paddings = [Padding(each.parameter, each.into, each.value) for each in recording.constants]
     _check_covered(fills, paddings, parameters)
@@ -113,7 +115,8 @@ def _check_covered(
     boxes: dict[str, list[Box]] = defaultdict(list)
     counts: dict[str, int] = defaultdict(int)
     twice: set[str] = set()
-    for each in (*fills, *paddings):
+    parts: list[Fill | Padding] = [*fills, *paddings]
+    for each in parts:
         if each.into.count == 0:
             continue
         facts = parameters[each.parameter]
@@ -182,7 +185,8 @@ def _layer_of(name: str) -> str | None:
 
 
 def unread(manifest: Mapping[str, TensorMeta], pieces_of_all_ranks: Iterable[Piece]) -> tuple[str, ...]:
-    """Tensors of which the ranks of an engine together take a part and leave a part: the model has another shape for them.
+    """Tensors of which the ranks of an engine together take a part and leave a part: the model has another shape for
+    them.
 
     A tensor of which no rank takes anything is passed over by the model's own loader, as a tied head is.
     """

@@ -23,9 +23,11 @@ LoadWeights = Callable[[Iterable[tuple[str, torch.Tensor]]], object]
 def record(
     load_weights: LoadWeights, parameters: Mapping[str, torch.Tensor], manifest: Mapping[str, TensorMeta]
 ) -> Recording:
-    """Run `load_weights`, whose model has `parameters` (on meta, storages of their own), on a checkpoint with `manifest`."""
+    """Run `load_weights`, whose model has `parameters` (on meta, storages of their own), on a checkpoint with
+    `manifest`."""
     tensors = {
-        name: torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device="meta") for name, meta in manifest.items()
+        name: torch.empty(meta.shape, dtype=getattr(torch, meta.dtype), device="meta")
+        for name, meta in manifest.items()
     }
     recorder = _Recorder(parameters, tensors)
     with torch.no_grad(), recorder:
@@ -34,7 +36,8 @@ def record(
 
 
 def _feed(load_weights: LoadWeights, tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """Offer all tensors. A refusal ends a loader's run, so the rest is offered again: an error should list all names."""
+    """Offer all tensors. A refusal ends a loader's run, so the rest is offered again: an error should list all
+    names."""
     names = iter(tensors)
     offered: list[str] = []
     refused: dict[str, str] = {}
@@ -56,7 +59,7 @@ def _feed(load_weights: LoadWeights, tensors: Mapping[str, torch.Tensor]) -> dic
             return refused
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[misc]
     def __init__(self, parameters: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
         super().__init__()
         self.recording = Recording()
@@ -89,7 +92,7 @@ class _Recorder(TorchDispatchMode):
 
 def _storage(tensor: torch.Tensor) -> int:
     """Names the storage of a tensor; on meta no address does."""
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _region(tensor: torch.Tensor) -> Region:

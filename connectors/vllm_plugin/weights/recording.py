@@ -1,4 +1,5 @@
-"""What the model's own loaders did with a checkpoint, as data: made by `recorder.py`, turned into a load plan by `plan.py`."""
+"""What the model's own loaders did with a checkpoint, as data: made by `recorder.py`, turned into a load plan by
+`plan.py`."""
 
 from __future__ import annotations
 
