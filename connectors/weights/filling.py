@@ -47,7 +47,7 @@ class _Slab(Generic[K]):
 
     @property
     def nbytes(self) -> int:
-        return Piece("", self.box).count * self.part.into.element_size()
+        return Piece("", self.box).count * int(self.part.into.element_size())
 
     def read(self, staging: torch.Tensor) -> Read[K]:
         (start, _), *more = runs(self.box, self.part.shape)

@@ -25,7 +25,7 @@ RANGE_COST_BYTES = 8 * 1024
 """What a call costs more than bytes that a longer call reads along: so much memory is copied in its time."""
 CHUNK_BYTES = 8 << 20
 """What one thread reads at a time."""
-STAGING_BYTES = 32 << 20
+STAGING_BYTES = 16 << 20
 
 
 class PathTransport:

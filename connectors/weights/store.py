@@ -24,7 +24,7 @@ from connectors.weights.tensors import Piece, TensorMeta, relative
 
 RANGE_COST_BYTES = 128 * 1024
 """Measured on loopback tcp: a range costs some 0.15 ms, in which so many bytes come."""
-STAGING_BYTES = 32 << 20
+STAGING_BYTES = 16 << 20
 RENEW_S = 2.0
 """Well below the shortest lease that makes sense; Mooncake's own default is 10 s."""
 

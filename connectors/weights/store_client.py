@@ -79,8 +79,8 @@ class StoreClient:
         # Imported late: it reads its environment when it starts.
         from mooncake.store import MooncakeDistributedStore
 
-        self._store: Any = MooncakeDistributedStore()
-        code = self._store.setup(
+        self.mooncake: Any = MooncakeDistributedStore()
+        code = self.mooncake.setup(
             volume.host or _route_to(volume.master),
             METADATA_SERVER,
             volume.lend_bytes,
@@ -102,7 +102,7 @@ class StoreClient:
             storage, memory = tensor.untyped_storage(), memory_of(tensor)
             if not storage.nbytes() or memory in self._registered:
                 continue
-            code = self._store.register_buffer(*memory)
+            code = self.mooncake.register_buffer(*memory)
             if code:
                 raise StoreError(f"registering {storage.nbytes()} bytes of memory", code)
             self._registered[memory] = storage
@@ -112,7 +112,7 @@ class StoreClient:
     def forget(self, memories: Iterable[Memory]) -> None:
         """Register these no longer, and let go of them."""
         for memory in memories:
-            self._store.unregister_buffer(memory[0])
+            self.mooncake.unregister_buffer(memory[0])
             del self._registered[memory]
 
     def forget_all_but(self, memories: Set[Memory]) -> None:
@@ -122,25 +122,25 @@ class StoreClient:
         """Put contiguous, registered tensors, safe from eviction. On a failure some may be there."""
         pointers = [tensor.data_ptr() for _, tensor in objects]
         keys = [key for key, _ in objects]
-        codes = self._store.batch_put_from(keys, pointers, [tensor.nbytes for _, tensor in objects], _pinned())
+        codes = self.mooncake.batch_put_from(keys, pointers, [tensor.nbytes for _, tensor in objects], _pinned())
         for key, code in zip(keys, codes, strict=True):
             if code:
                 raise StoreError("putting weights", code, key)
 
     def put_text(self, key: str, text: bytes) -> None:
-        code = self._store.put(key, text, _pinned())
+        code = self.mooncake.put(key, text, _pinned())
         if code:
             raise StoreError("putting a manifest", code, key)
 
     def text(self, key: str) -> bytes:
-        text: bytes = self._store.get(key)
+        text: bytes = self.mooncake.get(key)
         if not text:
             raise StoreError("reading a manifest", -704, key)
         return text
 
     def missing(self, keys: Sequence[str]) -> list[str]:
         """Which of these are not there. Those that are get a new lease."""
-        codes = self._store.batch_is_exist(list(keys))
+        codes = self.mooncake.batch_is_exist(list(keys))
         for key, code in zip(keys, codes, strict=True):
             if code not in (0, 1):
                 raise StoreError("looking for weights", code, key)
@@ -158,7 +158,7 @@ class StoreClient:
         self._read_batch(batch)
 
     def _read_batch(self, reads: Sequence[RangeRead]) -> None:
-        results = self._store.get_into_ranges(
+        results = self.mooncake.get_into_ranges(
             [read.into.data_ptr() for read in reads],
             [[read.key] for read in reads],
             [[[0]] for _ in reads],
@@ -171,13 +171,13 @@ class StoreClient:
 
     def remove_matching(self, regex: str, *, even_if_read: bool) -> None:
         """Remove what matches; what has a lease stays, unless told otherwise."""
-        code = self._store.remove_by_regex(regex, even_if_read)
+        code = self.mooncake.remove_by_regex(regex, even_if_read)
         if code < 0:
             raise StoreError("removing weights", code)
 
     def close(self) -> None:
         self.forget_all_but(set())
-        self._store.close()
+        self.mooncake.close()
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:

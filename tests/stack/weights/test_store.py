@@ -154,12 +154,12 @@ def test_the_pools_reset_and_eviction_leave_weights_alone(
         engine = StoreClient(pool.volume)
         engine.put_text("kv", b"block")
         # What vLLM's external reset calls.
-        assert engine._store.remove_all(True) == 1
+        assert engine.mooncake.remove_all(True) == 1
         engine.close()
     # More than the volume holds: others' objects, which are not pinned, give way to each other.
     block = bytes(8 << 20)
     for number in range(2 * CAPACITY // len(block)):
-        filler._store.put(f"not-weights/{number}", block)
+        filler.mooncake.put(f"not-weights/{number}", block)
     assert_fetches(transport, source, numbered(1))
     filler.remove_matching("^not-weights/", even_if_read=True)
     publisher.close()
