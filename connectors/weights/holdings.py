@@ -1,7 +1,8 @@
-"""What this process holds of a set of weights: local shards of plain tensors and DTensors, as pieces of checkpoint tensors.
+"""What this process holds of a set of weights: local shards of plain tensors and DTensors, as pieces of checkpoint
+tensors.
 
-Trainers publish holdings (`connectors/publisher/`), engines serve theirs to peers (`nixl/server.py`). Nothing is gathered or
-copied: a holding is the shard itself.
+Trainers publish holdings (`connectors/publisher/`), engines serve theirs to peers (`nixl/server.py`). Nothing is
+gathered or copied: a holding is the shard itself.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ def dtype_name(dtype: torch.dtype) -> str:
 def holdings(source: nn.Module | Mapping[str, torch.Tensor]) -> tuple[dict[str, TensorMeta], list[Holding]]:
     """All tensors by name, and what this rank holds of them; a rank without a part of some tensor has no holding of it.
 
-    Of tensors that share all their memory (tied weights) the first name counts: a loader that ties them asks for no other.
+    Of tensors that share all their memory (tied weights) the first name counts: a loader that ties them asks for no
+    other.
     """
     named = _module_tensors(source) if isinstance(source, nn.Module) else source
     metas: dict[str, TensorMeta] = {}
@@ -46,7 +48,8 @@ def holdings(source: nn.Module | Mapping[str, torch.Tensor]) -> tuple[dict[str, 
 
 
 def _module_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and persistent buffers. Tied ones are told by identity, so also on a rank whose shard of them is empty."""
+    """Parameters and persistent buffers. Tied ones are told by identity, so also on a rank whose shard of them is
+    empty."""
     names = {name for name, _ in module.named_parameters(remove_duplicate=False)}
     tied = names - {name for name, _ in module.named_parameters()}
     return {name: tensor for name, tensor in module.state_dict().items() if name not in tied}
@@ -81,7 +84,8 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _refuse_interleaved(name: str, tensor: DTensor) -> None:
-    """A strided shard is one box only when the mesh dimensions that it strides over shard the same dimension after it."""
+    """A strided shard is one box only when the mesh dimensions that it strides over shard the same dimension after
+    it."""
     placements = tensor.placements
     for mesh_dim, placement in enumerate(placements):
         if not isinstance(placement, _StridedShard):

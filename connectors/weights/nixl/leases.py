@@ -1,7 +1,7 @@
 """Who reads the version that is served, and until when: decides when its memory may be overwritten. No IO, no clock.
 
-Before it comes `server.py`, which asks under one lock and passes the time. The rules on which no torn read can be taken for
-a good one stand in `messages.py`.
+Before it comes `server.py`, which asks under one lock and passes the time. The rules on which no torn read can be taken
+for a good one stand in `messages.py`.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Which bytes one reader takes from which producer: from boxes to runs of memory. Arithmetic only.
 
-The layout of a version (`messages.py`, made by `server.py`) says what every producer has in memory, the load plan what this
-reader needs; `transport.py` turns the result into NIXL descriptors, once.
+The layout of a version (`messages.py`, made by `server.py`) says what every producer has in memory, the load plan what
+this reader needs; `transport.py` turns the result into NIXL descriptors, once.
 
-Where several producers hold the same box they form a line, and each reader takes its own contiguous block of it: reader i
-of n the stretch from i/n to (i+1)/n. With more readers than holders several share one; where a block ends inside a
+Where several producers hold the same box they form a line, and each reader takes its own contiguous block of it: reader
+i of n the stretch from i/n to (i+1)/n. With more readers than holders several share one; where a block ends inside a
 holder, that holder gives the fraction. So load is even over the holders whatever the numbers are.
 """
 
@@ -198,7 +198,9 @@ def _add_runs(runs: Runs, target: int, needed: Box, region: Region, box: Box, it
     here = _dense_strides(Piece("", needed).shape, item)
     sizes = [stop - start for start, stop in box]
     at_here = sum(start * step for (start, _), step in zip(relative(box, needed), here, strict=True))
-    at_there = sum(start * step for (start, _), step in zip(relative(box, region.piece.box), region.strides, strict=True))
+    at_there = sum(
+        start * step for (start, _), step in zip(relative(box, region.piece.box), region.strides, strict=True)
+    )
     length, axis = item, len(sizes)
     while axis and (sizes[axis - 1] == 1 or here[axis - 1] == region.strides[axis - 1] == length):
         axis -= 1

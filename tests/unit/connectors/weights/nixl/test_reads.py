@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
@@ -38,7 +38,7 @@ def held_tensor(draw: st.DrawFn) -> tuple[tuple[int, ...], list[list[Region]], B
     shape = tuple(draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
     producers: list[list[Region]] = [[] for _ in range(4)]
     ends = [cuts(draw, size) for size in shape]
-    for number, cell in enumerate(product(*(list(zip(e, e[1:], strict=False)) for e in ends))):
+    for number, cell in enumerate(product(*(list(pairwise(e)) for e in ends))):
         order = tuple(draw(st.permutations(range(len(shape)))))
         for producer in draw(st.sets(st.integers(0, 3), min_size=1)):
             producers[producer].append(region("w", cell, (number * 4 + producer + 1) * SPACING, order))
