@@ -57,7 +57,7 @@ def _rank_of(worker: Any) -> RankWeights:
 def _end_session(worker: Any) -> None:
     """Forget an update of vLLM's own that was started and never finished.
 
-    TODO: vLLM has no public call for it; its worker refuses the next start with an exception, which breaks engines with
+    vLLM has no public call for it; its worker refuses the next start with an exception, which breaks engines with
     several ranks.
     """
     worker._weight_update_active = False

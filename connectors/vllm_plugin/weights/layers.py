@@ -6,7 +6,7 @@ that `open_module` makes fresh ones, `close_module` processes them and copies th
 engine uses, whose addresses stay (CUDA graphs hold them), and `put_back` gives up and leaves the old ones. So a load
 needs the memory of one group of modules, and a module is old or new as a whole.
 
-TODO: vLLM has no public way to reload one module at a time; when `vllm.model_executor.model_loader.reload` gets one, it
+vLLM has no public way to reload one module at a time; should `vllm.model_executor.model_loader.reload` get one, it
 replaces the private calls, all of which are in this file. Tried with vLLM 0.32.0; 0.25.1 has the same functions.
 """
 
@@ -142,6 +142,10 @@ def open_module(module: nn.Module) -> None:
 
 def close_module(module: nn.Module) -> None:
     """Process what an open module was given, and take it over into the tensors that the engine uses."""
+    method = getattr(module, "quant_method", None)
+    if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
+        # vLLM packs experts for a CPU only when it makes their kernel, not when it loads them again.
+        method.moe_kernel = None
     layerwise._layerwise_process(module, layerwise.get_layerwise_info(module))
 
 

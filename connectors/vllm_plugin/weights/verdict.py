@@ -121,7 +121,7 @@ def judge(call: str, answers: Sequence[Any], ranks: int) -> EngineVerdict:
         lost = "the ranks hold different versions"
     lost = lost or next((report.lost for report in reports if report.lost), "")
     torn = next((report.torn for report in reports if report.torn), "")
-    error = lost or next((f"rank {report.rank}: {report.error}" for report in reports if not report.ok), "")
+    error = lost or next((report.error or "no reason given" for report in reports if not report.ok), "")
     return EngineVerdict(ok=not error, error=error, torn=torn, lost=lost, reports=tuple(reports))
 
 

@@ -55,7 +55,9 @@ class EngineProcess:
         self.step += 1
         return CommandOrder(update=1, attempt=0, step=self.step)
 
-    def call(self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None) -> httpx.Response:
+    def call(
+        self, method: str, path: str, body: object = None, headers: Mapping[str, str] | None = None
+    ) -> httpx.Response:
         given = {"authorization": f"Bearer {self.token}", **(headers or {})}
         return httpx.request(method, f"{self.url}{path}", json=body, headers=given, timeout=CALL_S, trust_env=False)
 
