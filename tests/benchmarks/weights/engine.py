@@ -17,7 +17,7 @@ import torch
 
 from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, WORKER_EXTENSION
 from tests.benchmarks.weights.shapes import SHAPES, Shape
-from tests.benchmarks.weights.talker import answer_questions
+from tests.benchmarks.weights.talker import answer_questions, own_output
 
 PROMPT_TOKENS = 16
 NEW_TOKENS = 8
@@ -79,6 +79,7 @@ class Engine:
 
 
 def main() -> None:
+    replies = own_output()
     shape, folder, settings = SHAPES[sys.argv[1]], Path(sys.argv[2]), sys.argv[3]
     os.environ[SETTINGS_VARIABLE] = settings
     engine = Engine(shape, folder)
@@ -87,7 +88,8 @@ def main() -> None:
             "command": engine.command,
             "generate": engine.generate,
             "generate_while_prefetching": engine.generate_while_prefetching,
-        }
+        },
+        replies,
     )
 
 

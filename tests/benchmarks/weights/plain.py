@@ -21,7 +21,7 @@ from connectors.weights.store_client import RangeRead, StoreClient, Volume
 from connectors.weights.store_layout import Manifest
 from connectors.weights.tensors import Piece
 from tests.benchmarks.weights.shapes import SHAPES, Shape
-from tests.benchmarks.weights.talker import answer_questions
+from tests.benchmarks.weights.talker import answer_questions, own_output
 
 TIMEOUT_S = 120.0
 
@@ -149,11 +149,12 @@ def _prepare_read(memory: torch.Tensor, offer: Mapping[str, Any]) -> tuple[Any, 
 
 
 def main() -> None:
+    replies = own_output()
     shape, device, rank, ranks = SHAPES[sys.argv[1]], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
     torch.set_num_threads(1)
     reader = Reader(shape, device, rank, ranks)
     names = ("memcpy", "nixl", "forget_nixl", "store", "path", "ours")
-    answer_questions({name: getattr(reader, name) for name in names})
+    answer_questions({name: getattr(reader, name) for name in names}, replies)
 
 
 if __name__ == "__main__":

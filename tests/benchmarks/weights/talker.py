@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tests.benchmarks.processes import ROOT, BenchmarkError, end
 
@@ -91,10 +91,15 @@ def talking(
         end(popen)
 
 
-def answer_questions(answers: Mapping[str, Callable[..., Any]]) -> None:
-    """Until the other side closes. Whatever libraries print goes to the log."""
+def own_output() -> TextIO:
+    """Standard output for answers alone; whatever libraries print goes to the log from now on."""
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+    return replies
+
+
+def answer_questions(answers: Mapping[str, Callable[..., Any]], replies: TextIO) -> None:
+    """Until the other side closes."""
     for line in sys.stdin:
         question, arguments = json.loads(line)
         try:

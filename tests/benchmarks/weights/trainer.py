@@ -23,7 +23,7 @@ from connectors.publisher.publisher import Publication, Publisher
 from connectors.publisher.store import StorePublisher
 from connectors.weights.store_client import Volume
 from tests.benchmarks.weights.shapes import SHAPES, Shape
-from tests.benchmarks.weights.talker import answer_questions
+from tests.benchmarks.weights.talker import answer_questions, own_output
 
 HOST = "127.0.0.1"
 
@@ -91,6 +91,7 @@ def _random_weights(shape: Shape, device: str) -> dict[str, torch.Tensor]:
 
 
 def main() -> None:
+    replies = own_output()
     shape, device, folder = SHAPES[sys.argv[1]], sys.argv[2], Path(sys.argv[3])
     torch.set_num_threads(1)
     if "WORLD_SIZE" in os.environ:
@@ -102,7 +103,8 @@ def main() -> None:
             "done": trainer.done,
             "offer_plainly": trainer.offer_plainly,
             "withdraw": trainer.withdraw,
-        }
+        },
+        replies,
     )
 
 
