@@ -101,7 +101,10 @@ class WeightRoutes:
             self._state.lost = f"{path} raised in a rank, so later answers of the ranks are shifted"
         if answer.status < 300 and is_ours:
             if path == "/update_weights":
-                return await self._session_failure(client) or answer
+                failed = await self._session_failure(client)
+                assert self._last_verdict is not None
+                self._note(self._last_verdict, ok=failed is None)
+                return failed or answer
             if path == "/finish_weight_update":
                 await self._after_success(client, None)
         return answer
@@ -141,6 +144,7 @@ class WeightRoutes:
                 self._state.epoch = before
         finally:
             self._running = ""
+        self._note(verdict, ok=verdict.ok)
         _log.info("fence: load of %s: %s", command.source["version"], verdict.error or "done")
         return verdict_answer(self._state, verdict)
 
@@ -167,6 +171,12 @@ class WeightRoutes:
         self._last_verdict = verdict
         apply_verdict(self._state, verdict)
         return verdict
+
+    def _note(self, verdict: EngineVerdict, *, ok: bool) -> None:
+        # Imported here: a fence starts before vLLM has set its metrics up.
+        from connectors.vllm_plugin.weight_metrics import weight_metrics
+
+        weight_metrics().loaded(verdict.reports, ok=ok, unfit=bool(self._state.unfit()))
 
     def _busy(self) -> Answer | None:
         if not self._running:

@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from connectors.vllm_plugin.fence import Fence
+from connectors.vllm_plugin.weight_metrics import PARTS
 from connectors.vllm_plugin.weights.settings import BACKEND, WORKER_EXTENSION
 from connectors.vllm_plugin.weights.verdict import LoadResult, RankReport
 from tests.unit.connectors.vllm_plugin.asgi import BEARER, TOKEN, Exchange, Inner, call
 
 GENERATING = {"x-headrace-instance": "life-1", "x-headrace-epoch": "5", "x-headrace-salted": "1"}
 SOURCE = {"transport": "path", "version": "v1", "path": "/weights/v1"}
+NUMBERS: dict[str, Any] = {**dict.fromkeys(PARTS, 0.25), "bytes": 1000, "peak_extra_bytes": 10}
 Answering = Callable[[int, dict[str, Any]], Any]
 """Rank and command -> its answer."""
 
@@ -41,7 +43,7 @@ class Engine:
 
     def obedient(self, rank: int, command: dict[str, Any]) -> Any:
         version = command["source"].get("version")
-        last = LoadResult(ok=True, version=version or "")
+        last = LoadResult(ok=True, version=version or "", numbers=NUMBERS)
         return self.report(rank, command, version=version, last_load=last)
 
     def report(self, rank: int, command: dict[str, Any], **more: Any) -> dict[str, Any]:
