@@ -7,7 +7,6 @@ stands in the rank's report, which the fence asks for before it lets vLLM's answ
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -17,9 +16,7 @@ from vllm.config import VllmConfig
 from vllm.config.weight_transfer import WeightTransferConfig
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
-from connectors.vllm_plugin.weights.agreement import engine_ranks
-from connectors.vllm_plugin.weights.rank import RankWeights
-from connectors.vllm_plugin.weights.settings import read_settings
+from connectors.vllm_plugin.weights.rank import rank_of_engine
 
 
 @dataclass
@@ -51,8 +48,7 @@ class HeadraceWeightEngine(WeightTransferEngine[HeadraceInitInfo, HeadraceUpdate
         """Raises ValueError where this model's weights cannot be replaced as the engine is set: it does not start
         then."""
         super().__init__(config, vllm_config, device, model)
-        ranks = engine_ranks(vllm_config.parallel_config.world_size)
-        self.rank = RankWeights(model, vllm_config.model_config.dtype, ranks, read_settings(os.environ))
+        self.rank = rank_of_engine(model, vllm_config)
 
     def init_transfer_engine(self, init_info: HeadraceInitInfo) -> None:
         """Sources come with each update."""

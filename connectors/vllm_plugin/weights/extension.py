@@ -6,16 +6,13 @@ vLLM's collective call reaches it by name on all ranks; `vllm_plugin/weight_rout
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from vllm.config import set_current_vllm_config
 
-from connectors.vllm_plugin.weights.agreement import engine_ranks
 from connectors.vllm_plugin.weights.backend import HeadraceWeightEngine
-from connectors.vllm_plugin.weights.rank import RankWeights
-from connectors.vllm_plugin.weights.settings import read_settings
+from connectors.vllm_plugin.weights.rank import RankWeights, rank_of_engine
 from connectors.vllm_plugin.weights.verdict import RankReport
 
 
@@ -48,10 +45,9 @@ def _rank_of(worker: Any) -> RankWeights:
     """That of the weight transfer engine, where it is ours: one rank has one state."""
     engine = getattr(worker, "weight_transfer_engine", None)
     if isinstance(engine, HeadraceWeightEngine):
-        return engine.rank
-    config = worker.vllm_config
-    ranks = engine_ranks(config.parallel_config.world_size)
-    return RankWeights(worker.model_runner.get_model(), config.model_config.dtype, ranks, read_settings(os.environ))
+        rank: RankWeights = engine.rank
+        return rank
+    return rank_of_engine(worker.model_runner.get_model(), worker.vllm_config)
 
 
 def _end_session(worker: Any) -> None:

@@ -25,7 +25,8 @@ _CUDA_SUCCESS = 0
 class HostCopy:
     """Room in host memory for all pieces of a plan: pinned where there is a GPU."""
 
-    def __init__(self, groups: Sequence[Sequence[Piece]], manifest: Mapping[str, TensorMeta]) -> None:
+    def __init__(self, groups: Sequence[Sequence[Piece]], manifest: Mapping[str, TensorMeta], *, is_kept: bool) -> None:
+        """`is_kept`: for later loads too, so that transports may keep it registered."""
         self.groups = groups
         self.manifest = dict(manifest)
         sizes = [[_nbytes(piece, manifest) for piece in group] for group in groups]
@@ -40,7 +41,7 @@ class HostCopy:
             for piece, size in zip(group, group_sizes, strict=True):
                 dtype = getattr(torch, manifest[piece.tensor].dtype)
                 into = self._memory[offset : offset + size].view(dtype).view(piece.shape)
-                targets.append(Target(piece, into, stays=True))
+                targets.append(Target(piece, into, stays=is_kept))
                 offset += _aligned(size)
             self.targets.append(targets)
 
@@ -125,6 +126,7 @@ class Prefetch:
         self._deadline = time.monotonic() + limit_s
         self._cancelled = threading.Event()
         self._error: Exception | None = None
+        self._device = torch.cuda.current_device() if torch.cuda.is_available() else None
         self._thread = threading.Thread(target=self._run, name="headrace-prefetch", daemon=True)
         self._thread.start()
 
@@ -156,6 +158,9 @@ class Prefetch:
         try:
             if self._settings.fetch_cores:
                 os.sched_setaffinity(0, self._settings.fetch_cores)
+            if self._device is not None:
+                # Each thread has a current device of its own.
+                torch.cuda.set_device(self._device)
             self._fill()
         except Exception as error:
             self._error = error

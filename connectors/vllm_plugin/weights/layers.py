@@ -103,8 +103,7 @@ def named_tensors(module: nn.Module) -> Iterator[tuple[str, nn.Module, str, torc
 
 
 def parameter_facts(shadow: nn.Module, model: nn.Module) -> dict[str, ParameterFacts]:
-    """Of all that a load could fill, in the order of the model's modules. Tensors on meta, as `shadow_of` makes
-    them."""
+    """Of all that a load can fill, in the order of the model's modules: not of attention, which is processed last."""
     modules = dict(model.named_modules())
     return {
         name: ParameterFacts(
@@ -117,11 +116,12 @@ def parameter_facts(shadow: nn.Module, model: nn.Module) -> dict[str, ParameterF
             is_processed=is_processed(modules[prefix]),
         )
         for name, owner, prefix, tensor in named_tensors(shadow)
+        if not _is_deferred(modules[prefix])
     }
 
 
 def _is_loaded(owner: nn.Module, name: str) -> bool:
-    return name in owner._parameters and name not in meta.SKIP_LOAD_TENSORS and not _is_deferred(owner)
+    return name in owner._parameters and name not in meta.SKIP_LOAD_TENSORS
 
 
 def _is_deferred(module: nn.Module) -> bool:

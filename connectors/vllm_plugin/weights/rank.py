@@ -9,23 +9,25 @@ all ranks, until a load succeeds.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
+from vllm.config import VllmConfig
 
 from connectors.vllm_plugin.weights import layers
-from connectors.vllm_plugin.weights.agreement import AgreementLost, EngineRanks
+from connectors.vllm_plugin.weights.agreement import AgreementLost, EngineRanks, engine_ranks
 from connectors.vllm_plugin.weights.host_copy import CopiedFetch, HostCopy, Prefetch
 from connectors.vllm_plugin.weights.load import Load
 from connectors.vllm_plugin.weights.numbers import LoadNumbers, PeakMemory
 from connectors.vllm_plugin.weights.peers import PeerService
 from connectors.vllm_plugin.weights.planner import Planner
-from connectors.vllm_plugin.weights.settings import LoadMode, WeightSettings
+from connectors.vllm_plugin.weights.settings import LoadMode, WeightSettings, read_settings
 from connectors.vllm_plugin.weights.transports import make_transport
 from connectors.vllm_plugin.weights.verdict import LoadResult, RankReport, WeightCommand
 from connectors.weights.source import Fetch, FetchError, Transport
@@ -73,6 +75,8 @@ class RankWeights:
         self._peers = PeerService(ranks, settings.host)
         self._transports: dict[Any, Transport] = {}
         self._copy: HostCopy | None = None
+        self._is_misfit = False
+        """Whether a version came that the copy has no room for."""
         self._prefetch: Prefetch | None = None
         self._report = RankReport(call="", rank=ranks.rank, ranks=ranks.size, ok=True)
         self._check_mode(settings.mode)
@@ -155,8 +159,11 @@ class RankWeights:
         except (FetchError, AgreementLost) as error:
             names = list(error.tensors) if isinstance(error, FetchError) else []
             self._report.last_load = LoadResult(ok=False, version=version, error=str(error), names=names)
-            # What a failed load leaves in a transport is not worth trusting; the next load makes it anew.
-            self._drop_transports()
+            # What a failed load leaves in a transport is not worth trusting; the next load makes it anew. Unless a
+            # thread is still in it, which the next load will find.
+            with suppress(CommandRefused):
+                self._drop_prefetch()
+                self._drop_transports()
             raise
         finally:
             numbers.seconds = time.perf_counter() - started
@@ -253,6 +260,9 @@ class RankWeights:
     def _start_prefetch(self, command: WeightCommand) -> None:
         self._check_mode("cpu_prefetch")
         self._drop_prefetch()
+        if self._is_misfit:
+            self._drop_transports()
+            self._drop_copy()
         if self._peers.serves_copy:
             self._peers.stop()
         transport = self._transport(command)
@@ -266,9 +276,16 @@ class RankWeights:
         )
 
     def _room_for(self, fetch: Fetch) -> HostCopy:
-        if self._copy is None or not self._copy.fits(self._planner.plan.pieces, fetch.manifest):
-            self._drop_copy()
-            self._copy = HostCopy(self._planner.plan.pieces, fetch.manifest)
+        """On the prefetching thread, inside a transport: nothing can be freed there that a transport may have
+        registered."""
+        pieces = self._planner.plan.pieces
+        if self._copy is None:
+            self._copy = HostCopy(pieces, fetch.manifest, is_kept=self._settings.keep_copy)
+        elif not self._copy.fits(pieces, fetch.manifest):
+            self._is_misfit = True
+            raise FetchError(
+                "the tensors are others than those of the versions before, for which there is room: try again"
+            )
         return self._copy
 
     def _drop_prefetch(self) -> None:
@@ -283,6 +300,7 @@ class RankWeights:
             self._prefetch = None
 
     def _drop_copy(self) -> None:
+        self._is_misfit = False
         if self._copy is not None:
             self._copy.release()
             self._copy = None
@@ -307,7 +325,7 @@ class RankWeights:
         while self._transports:
             self._transports.popitem()[1].close()
 
-    def _check_mode(self, mode: LoadMode | str | Literal["cpu_prefetch"]) -> None:
+    def _check_mode(self, mode: LoadMode | str) -> None:
         if mode not in ("gpu_fetch", "cpu_prefetch"):
             raise ValueError(f"mode is {mode!r}; there are gpu_fetch and cpu_prefetch")
         quantized = [name for name, module in self._model.named_modules() if layers.is_quantized(module)]
@@ -316,6 +334,16 @@ class RankWeights:
                 "gpu_fetch puts what the trainer sends straight into the parameters, and this model's are quantised"
                 f" ({', '.join(quantized[:3])}, ...): use cpu_prefetch"
             )
+
+
+def rank_of_engine(model: nn.Module, vllm_config: VllmConfig) -> RankWeights:
+    """That of this worker process. Raises ValueError where weights cannot be replaced in place."""
+    if vllm_config.lora_config is not None:
+        raise ValueError(
+            "an engine with adapters (enable_lora) cannot take weights in place: they would be of old weights"
+        )
+    ranks = engine_ranks(vllm_config.parallel_config.world_size)
+    return RankWeights(model, vllm_config.model_config.dtype, ranks, read_settings(os.environ))
 
 
 def _version(command: WeightCommand) -> str:
