@@ -13,6 +13,7 @@ replaces the private calls, all of which are in this file. Tried with vLLM 0.32.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -142,7 +143,7 @@ def open_module(module: nn.Module) -> None:
 
 def close_module(module: nn.Module) -> None:
     """Process what an open module was given, and take it over into the tensors that the engine uses."""
-    method = getattr(module, "quant_method", None)
+    method: Any = getattr(module, "quant_method", None)
     if current_platform.is_cpu() and getattr(method, "moe_kernel", None) is not None:
         # vLLM packs experts for a CPU only when it makes their kernel, not when it loads them again.
         method.moe_kernel = None

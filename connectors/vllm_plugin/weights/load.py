@@ -75,7 +75,7 @@ class Load:
                 layers.put_back(module)
             raise
         ahead = self._begin_ahead(index + 1)
-        copy_s, process_s = self._finish(room)
+        copy_s, process_s = self._finish(group, room)
         for producer, count in moved.by_producer.items():
             self.numbers.by_producer[producer] = self.numbers.by_producer.get(producer, 0) + count
         seconds = time.perf_counter() - started
@@ -101,10 +101,6 @@ class Load:
         for module in modules:
             layers.open_module(module)
             room.opened.append(module)
-        for padding in group.paddings:
-            tensor = self._tensor(padding.parameter)
-            if padding.parameter.rpartition(".")[0] in group.processed:
-                tensor.as_strided(padding.into.shape, padding.into.stride, padding.into.offset).fill_(padding.value)
         for fill in group.fills:
             tensor = self._tensor(fill.parameter)
             part = tensor.as_strided(fill.into.shape, fill.into.stride, fill.into.offset)
@@ -120,11 +116,14 @@ class Load:
         tensor: torch.Tensor = getattr(self._model.get_submodule(module), leaf)
         return tensor
 
-    def _finish(self, room: _Room) -> tuple[float, float]:
+    def _finish(self, group: Group, room: _Room) -> tuple[float, float]:
         """Seconds of copying and of processing."""
         staged = room.staged()
-        self.wrote = self.wrote or bool(staged or room.opened)
+        self.wrote = self.wrote or bool(staged or room.opened or group.paddings)
         started = time.perf_counter()
+        for padding in group.paddings:
+            part = padding.into
+            self._tensor(padding.parameter).as_strided(part.shape, part.stride, part.offset).fill_(padding.value)
         for staging, parameter in staged:
             parameter.copy_(staging)
         copied = time.perf_counter()

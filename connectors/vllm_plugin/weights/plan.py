@@ -92,7 +92,8 @@ def plan_load(
         raise _error(
             "the model's loader computes these from several values, which no plan can replay", recording.computed
         )
-    unknown = {each.parameter for each in (*recording.copies, *recording.constants)} - parameters.keys()
+    touched = [each.parameter for each in recording.copies] + [each.parameter for each in recording.constants]
+    unknown = set(touched) - parameters.keys()
     if unknown:
         raise _error("parameters that cannot be loaded in place", unknown)
     fills = [_fill(copied, manifest[copied.tensor], parameters[copied.parameter]) for copied in recording.copies]

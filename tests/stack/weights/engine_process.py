@@ -168,14 +168,11 @@ def start_engine(
         "UCX_NET_DEVICES": "lo",
         "HF_HUB_OFFLINE": "1",
     }
-    process = subprocess.Popen(
-        [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_arguments(model, port, ranks)],
-        env=environment,
-        cwd=folder,
-        stdout=(folder / "engine.log").open("ab"),
-        stderr=subprocess.STDOUT,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_arguments(model, port, ranks)]
+    with (folder / "engine.log").open("ab") as log:
+        process = subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
     url = f"http://127.0.0.1:{port}"
     client = EngineClient(url, str(token), timeout_s=CALL_S)
     return EngineProcess(url=url, folder=folder, ranks=ranks, process=process, client=client)
