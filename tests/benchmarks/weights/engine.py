@@ -19,9 +19,8 @@ from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, WORKER_EX
 from tests.benchmarks.weights.shapes import SHAPES, Shape
 from tests.benchmarks.weights.talker import answer_questions, own_output
 
-PROMPT_TOKENS = 16
-NEW_TOKENS = 8
-PROMPTS = 2
+PROMPT = list(range(2, 18))
+NEW_TOKENS = 200
 KV_BYTES = 2 << 30
 """On a GPU. Fixed: other processes of the benchmark use the same one."""
 
@@ -41,11 +40,12 @@ class Engine:
             dtype="bfloat16",
             enforce_eager=not on_gpu,
             max_model_len=256,
-            max_num_seqs=PROMPTS,
+            max_num_seqs=2,
             enable_prefix_caching=False,
             worker_extension_cls=WORKER_EXTENSION,
             **({"kv_cache_memory_bytes": KV_BYTES} if on_gpu else {}),
         )
+        self._requests = 0
         self._sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.0, detokenize=False)
 
     def command(self, name: str, source: Mapping[str, Any] | None = None, mode: str | None = None) -> Any:
@@ -58,24 +58,30 @@ class Engine:
 
     def generate(self, seconds: float) -> float:
         """Milliseconds per token over so many seconds."""
-        tokens, began = 0, time.perf_counter()
+        steps, began = 0, time.perf_counter()
         while time.perf_counter() - began < seconds:
-            tokens += self._some_tokens()
-        return (time.perf_counter() - began) / tokens * 1e3
+            self._step()
+            steps += 1
+        return (time.perf_counter() - began) / steps * 1e3
 
-    def generate_while_prefetching(self, source: Mapping[str, Any]) -> Mapping[str, float]:
-        """The same from the beginning of a prefetch to its end."""
-        tokens, began = 0, time.perf_counter()
-        self.command("prefetch", source)
-        while self.command("state")["phase"] == "prefetching":
-            tokens += self._some_tokens()
-        seconds = time.perf_counter() - began
-        return {"seconds": seconds, "ms_per_token": seconds / max(1, tokens) * 1e3}
+    def generate_while_prefetching(self, source: Mapping[str, Any], seconds: float) -> Mapping[str, float]:
+        """The same while the version is prefetched, again and again: one prefetch may be shorter than a step."""
+        steps, prefetches, began = 0, 0, time.perf_counter()
+        while time.perf_counter() - began < seconds or self.command("state")["phase"] == "prefetching":
+            if self.command("state")["phase"] != "prefetching" and time.perf_counter() - began < seconds:
+                self.command("prefetch", source)
+                prefetches += 1
+            self._step()
+            steps += 1
+        return {"ms_per_token": (time.perf_counter() - began) / steps * 1e3, "prefetches": prefetches}
 
-    def _some_tokens(self) -> int:
-        prompts = [{"prompt_token_ids": list(range(2, 2 + PROMPT_TOKENS))} for _ in range(PROMPTS)]
-        outputs = self._llm.generate(prompts, self._sampling, use_tqdm=False)
-        return sum(len(output.outputs[0].token_ids) for output in outputs)
+    def _step(self) -> None:
+        """One token of one request."""
+        engine = self._llm.llm_engine
+        if not engine.has_unfinished_requests():
+            self._requests += 1
+            engine.add_request(f"{self._requests}", {"prompt_token_ids": PROMPT}, self._sampling)
+        engine.step()
 
 
 def main() -> None:

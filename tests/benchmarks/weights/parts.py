@@ -179,7 +179,7 @@ def measure_prefetch(scale: Scale) -> list[Figure]:
     if scale.device == "cpu":
         settings["fetch_cores"] = [1]
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0"
-    pauses, alone, meanwhile, plain, seconds = [], [], [], [], []
+    pauses, alone, meanwhile, plain, prefetches = [], [], [], [], []
     with ExitStack() as stack:
         trainer = stack.enter_context(_trainer(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
@@ -187,22 +187,22 @@ def measure_prefetch(scale: Scale) -> list[Figure]:
         for number in range(scale.rounds + 1):
             source = trainer.ask("publish", transport="nixl", version=f"{number}")
             before = engine.ask("generate", seconds=GENERATE_S)
-            during = engine.ask("generate_while_prefetching", source=source)
-            trainer.ask("done", readers=1)
+            during = engine.ask("generate_while_prefetching", source=source, seconds=GENERATE_S)
+            trainer.ask("done", readers=int(during["prefetches"]))
             memcpy_s = reader.ask("memcpy")
             numbers = engine.ask("command", name="load", source=source)["last_load"]["numbers"]
             process_s = _total(numbers, "process_s") if scale.device == "cpu" else 0.0
             say(
                 f"  cpu_prefetch round {number}: {_parts(numbers)}; plain {memcpy_s:.3f} s; ms per token {before:.2f} "
-                f"alone, {during['ms_per_token']:.2f} while prefetching for {during['seconds']:.1f} s"
+                f"alone, {during['ms_per_token']:.2f} during {during['prefetches']} prefetches"
             )
             if number:
                 pauses.append(numbers["seconds"] - process_s)
                 plain.append(memcpy_s)
                 alone.append(before)
                 meanwhile.append(during["ms_per_token"])
-                seconds.append(during["seconds"])
-    slowdown_note = f"prefetch of {scale.weight_bytes / 1e9:.2f} GB by nixl: median {median(seconds):.2f} s"
+                prefetches.append(during["prefetches"])
+    slowdown_note = f"prefetches of {scale.weight_bytes / 1e9:.2f} GB by nixl in {GENERATE_S:g} s: {prefetches}"
     return [
         Figure(goal=goal_of("cpu_prefetch_pause_ratio"), ours=pauses, peer=plain),
         Figure(goal=goal_of("prefetch_slowdown"), ours=meanwhile, peer=alone, notes=[slowdown_note]),
