@@ -23,15 +23,17 @@ from connectors.weights.tensors import TensorMeta
 
 RANGE_COST_BYTES = 8 * 1024
 """What a call costs more than bytes that a longer call reads along: so much memory is copied in its time."""
-CHUNK_BYTES = 8 << 20
+CHUNK_BYTES = 2 << 20
 """What one thread reads at a time."""
+MAX_THREADS = 8
 STAGING_BYTES = 16 << 20
 
 
 class PathTransport:
     """Reads with several threads: one does not fill a network file system or a fast disk."""
 
-    def __init__(self, *, threads: int = 4) -> None:
+    def __init__(self) -> None:
+        threads = min(MAX_THREADS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="weights-path")
         self._calls = BoundedCalls()
         self._filling: Filling[Place] = Filling(range_cost_bytes=RANGE_COST_BYTES, staging_bytes=STAGING_BYTES)

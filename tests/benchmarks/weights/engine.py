@@ -56,6 +56,12 @@ class Engine:
             raise RuntimeError(report["error"])
         return report
 
+    def stock_reload(self, path: str) -> float:
+        """Seconds of vLLM's own reload of a checkpoint."""
+        began = time.perf_counter()
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+        return time.perf_counter() - began
+
     def generate(self, seconds: float) -> float:
         """Milliseconds per token over so many seconds."""
         steps, began = 0, time.perf_counter()
@@ -92,6 +98,7 @@ def main() -> None:
     answer_questions(
         {
             "command": engine.command,
+            "stock_reload": engine.stock_reload,
             "generate": engine.generate,
             "generate_while_prefetching": engine.generate_while_prefetching,
         },

@@ -120,6 +120,8 @@ def measure_gpu_fetch(scale: Scale) -> list[Figure]:
         for transport in TRANSPORTS:
             with _plain_transfer(trainer, reader, transport) as plain:
                 loads[transport] = _load_rounds(scale, transport, trainer, reader, engine, master, plain)
+        source = trainer.ask("publish", transport="path", version="stock")
+        say(f"  vLLM's own reload_weights of the same files: {engine.ask('stock_reload', path=source['path']):.3f} s")
     return _fetch_figures(scale, loads)
 
 

@@ -31,6 +31,9 @@ class Reader:
         sizes = shape.tensors()
         self._rank, self._ranks = rank, ranks
         self._memory = torch.ones(sum(_nbytes(size) for size in sizes.values()), dtype=torch.uint8, device=device)
+        # Mooncake and files bring bytes to host memory; for a GPU one pinned copy follows.
+        on_gpu = self._memory.is_cuda
+        self._host = torch.ones(len(self._memory), dtype=torch.uint8, pin_memory=True) if on_gpu else self._memory
         self._groups = [[Piece(name, tuple((0, n) for n in sizes[name])) for name in group] for group in shape.groups()]
         self._targets = self._room()
         self._transports: dict[str, Transport] = {}
@@ -70,24 +73,25 @@ class Reader:
         if self._store is None:
             volume = Volume(master=source["master"], protocol="tcp", host=None, devices=(), lend_bytes=0)
             self._store = StoreClient(volume)
-        self._store.register([self._memory])
+        self._store.register([self._host])
         manifest = Manifest.decode(self._store.text(source["manifest"]))
         reads, start = [], 0
         for name, meta in manifest.metas.items():
             for stored in manifest.pieces[name]:
                 nbytes = _nbytes(stored.shape, meta.dtype)
-                reads.append(RangeRead(stored.key, 0, self._memory[start : start + nbytes]))
+                reads.append(RangeRead(stored.key, 0, self._host[start : start + nbytes]))
                 start += nbytes
         keys = [read.key for read in reads]
         pointers, sizes = [read.into.data_ptr() for read in reads], [read.into.nbytes for read in reads]
         began = time.perf_counter()
         if self._store.mooncake.batch_get_into(keys, pointers, sizes) != sizes:
             raise RuntimeError("the plain read failed")
+        self._to_device()
         return time.perf_counter() - began
 
     def path(self, source: Mapping[str, Any]) -> float:
         """All files of a version, one after the other."""
-        rest = self._memory.numpy().data
+        rest = self._host.numpy().data
         files = sorted(Path(source["path"]).glob("*.safetensors"))
         began = time.perf_counter()
         for file in files:
@@ -95,6 +99,7 @@ class Reader:
                 content.seek(8 + int.from_bytes(content.read(8), "little"))
                 while count := content.readinto(rest):
                     rest = rest[count:]
+        self._to_device()
         return time.perf_counter() - began
 
     def ours(self, source: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -127,6 +132,11 @@ class Reader:
                 start += nbytes
             groups.append(targets)
         return groups
+
+    def _to_device(self) -> None:
+        if self._memory.is_cuda:
+            self._memory.copy_(self._host, non_blocking=True)
+            self._synchronize()
 
     def _synchronize(self) -> None:
         if self._memory.is_cuda:
