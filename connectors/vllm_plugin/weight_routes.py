@@ -96,9 +96,13 @@ class WeightRoutes:
                 await self._ask(client, WeightCommand(name="reset", call=_call()))
         elif path == "/finish_weight_update" and is_ours and (failed := await self._session_failure(client)):
             return failed
-        answer = await forward()
-        if answer.status >= 500 and _ranks(client) > 1:
-            self._state.lost = f"{path} raised in a rank, so later answers of the ranks are shifted"
+        try:
+            answer = await forward()
+        except Exception:
+            self._rank_raised(client, path)
+            raise
+        if answer.status >= 500:
+            self._rank_raised(client, path)
         if answer.status < 300 and is_ours:
             if path == "/update_weights":
                 failed = await self._session_failure(client)
@@ -171,6 +175,10 @@ class WeightRoutes:
         self._last_verdict = verdict
         apply_verdict(self._state, verdict)
         return verdict
+
+    def _rank_raised(self, client: Any, path: str) -> None:
+        if _ranks(client) > 1:
+            self._state.lost = f"{path} raised in a rank, so later answers of the ranks are shifted"
 
     def _note(self, verdict: EngineVerdict, *, ok: bool) -> None:
         # Imported here: a fence starts before vLLM has set its metrics up.

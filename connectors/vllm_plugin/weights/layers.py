@@ -113,16 +113,12 @@ def parameter_facts(shadow: nn.Module, model: nn.Module) -> dict[str, ParameterF
             stride=tuple(tensor.stride()),
             dtype=str(tensor.dtype).removeprefix("torch."),
             is_buffer=name.rpartition(".")[2] in owner._buffers,
-            is_loaded=_is_loaded(owner, name.rpartition(".")[2]),
+            is_loaded=name.rpartition(".")[2] in owner._parameters,
             is_processed=is_processed(modules[prefix]),
         )
         for name, owner, prefix, tensor in named_tensors(shadow)
         if not _is_deferred(modules[prefix])
     }
-
-
-def _is_loaded(owner: nn.Module, name: str) -> bool:
-    return name in owner._parameters and name not in meta.SKIP_LOAD_TENSORS
 
 
 def _is_deferred(module: nn.Module) -> bool:

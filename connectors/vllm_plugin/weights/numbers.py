@@ -46,6 +46,8 @@ class LoadNumbers:
     by_producer: dict[str, int] = field(default_factory=dict)
     peak_extra_bytes: int | None = None
     """Of this process's memory, above what it was before; None where the kernel does not tell."""
+    peak_extra_device_bytes: int | None = None
+    """Of the GPU's; None where there is none."""
 
     @property
     def bytes(self) -> int:

@@ -150,7 +150,7 @@ class RankWeights:
 
     def _load(self, command: WeightCommand) -> None:
         started = time.perf_counter()
-        peak = PeakMemory()
+        peak, device_before = PeakMemory(), _start_device_peak()
         version = _version(command)
         self._report.last_load = LoadResult(ok=False, version=version, error="not finished")
         numbers = LoadNumbers()
@@ -168,6 +168,8 @@ class RankWeights:
         finally:
             numbers.seconds = time.perf_counter() - started
             numbers.peak_extra_bytes = peak.extra_bytes()
+            if device_before is not None:
+                numbers.peak_extra_device_bytes = torch.cuda.max_memory_allocated() - device_before
         self._report.version, self._report.torn = version, ""
         self._report.last_load = LoadResult(ok=True, version=version, numbers=_figures(numbers))
         _log.info("weights: version %s loaded, %d bytes in %.3f s", version, numbers.bytes, numbers.seconds)
@@ -351,6 +353,14 @@ def _version(command: WeightCommand) -> str:
     if not isinstance(version, str) or not version:
         raise CommandRefused("the source names no version")
     return version
+
+
+def _start_device_peak() -> int | None:
+    """Bytes that are in use on the GPU; its peak is counted from now on. None where there is none."""
+    if not torch.cuda.is_available():
+        return None
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
 
 
 def _patience(command: WeightCommand, deadline: float) -> float:

@@ -23,6 +23,7 @@ from tests.stack.weights.reference import reference_logprobs
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 PORT = 21100
+RANKS = 2
 TOLERANCE = 1e-5
 SETTLE_S = 60
 LAST_LAYER_DOWN = "model.layers.3.mlp.down_proj.weight"
@@ -30,10 +31,9 @@ LAST_LAYER_DOWN = "model.layers.3.mlp.down_proj.weight"
 
 @dataclass
 class Running:
-    """The engine, the versions that there are, and what an engine started on each of them says."""
+    """The engine, the versions that there are, and what an engine that was started on each of them says."""
 
     engine: EngineProcess
-    folder: Path
     models: list[Path]
     expected: list[list[float]]
 
@@ -53,20 +53,16 @@ class Running:
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("loads")
-    models = checkpoints("qwen3", 3)
-    expected = reference_logprobs(models, folder)
-    with engine(models[0], folder / "engine", PORT, ranks=2, settings={"keep_copy": True}) as started:
-        yield Running(started, folder, models, expected)
-
-
-def test_it_starts_on_its_own_checkpoint(running: Running) -> None:
-    running.assert_computes(0)
-    assert running.engine.client.weights().version is None
+    models = checkpoints("qwen3", 2)
+    (expected,) = reference_logprobs(models[1:], folder, ranks=RANKS)
+    with engine(models[0], folder / "engine", PORT, ranks=RANKS, settings={"keep_copy": True}) as started:
+        assert started.client.weights().version is None
+        yield Running(started, models, [started.logprobs(), expected])
 
 
 @pytest.mark.parametrize("mode", ["gpu_fetch", "cpu_prefetch"])
 def test_three_loads_in_a_row(running: Running, mode: str) -> None:
-    for version in (1, 2, 1):
+    for version in (1, 0, 1):
         answer = running.engine.update(running.source(version), mode=mode, check_finite=True)
         running.assert_has(version)
         for report in answer.ranks:
@@ -80,21 +76,21 @@ def test_three_loads_in_a_row(running: Running, mode: str) -> None:
 
 def test_a_prefetch_while_generating(running: Running) -> None:
     engine = running.engine
-    assert engine.client.prefetch_weights(engine.instance, running.source(2), engine.next_order()).ok
+    assert engine.client.prefetch_weights(engine.instance, running.source(0), engine.next_order()).ok
     running.assert_has(1)
     deadline = time.monotonic() + SETTLE_S
-    while any(report.prefetched != "v2" for report in engine.client.weights().ranks):
+    while any(report.prefetched != "v0" for report in engine.client.weights().ranks):
         assert time.monotonic() < deadline, engine.client.weights()
-    engine.update(running.source(2), mode="cpu_prefetch")
-    running.assert_has(2)
+    engine.update(running.source(0), mode="cpu_prefetch")
+    running.assert_has(0)
 
 
 def test_a_prefetch_that_is_reset_leaves_nothing(running: Running) -> None:
     engine = running.engine
     assert engine.client.prefetch_weights(engine.instance, running.source(1), engine.next_order()).ok
     answer = engine.client.reset_weights(engine.instance, engine.next_order())
-    assert [(report.phase, report.prefetched) for report in answer.ranks] == [("idle", None)] * 2
-    running.assert_has(2)
+    assert [(report.phase, report.prefetched) for report in answer.ranks] == [("idle", None)] * RANKS
+    running.assert_has(0)
 
 
 def without_a_norm(tensors: Tensors) -> None:
@@ -129,7 +125,7 @@ def test_a_source_that_does_not_fit_changes_nothing(
 ) -> None:
     before = running.engine.logprobs()
     answer = running.engine.load(changed(running.models[1], tmp_path / "misfit", change), mode=mode)
-    assert (answer.ok, answer.version, answer.unfit) == (False, "v2", "")
+    assert (answer.ok, answer.version, answer.unfit) == (False, "v0", "")
     for report in answer.ranks:
         assert report.last_load is not None
         assert names <= set(report.last_load.names)
@@ -155,7 +151,7 @@ def test_one_rank_that_fails_half_way_fences_the_engine_until_a_load_succeeds(ru
     engine = running.engine
     source = changed(running.models[1], tmp_path / "infinite", of_one_rank)
     answer = engine.load(source, mode="gpu_fetch", check_finite=True)
-    assert (answer.ok, answer.version, engine.weight_version()) == (False, "v2", "v2")
+    assert (answer.ok, answer.version, engine.weight_version()) == (False, "v0", "v0")
     for report in answer.ranks:
         assert report.torn
         assert report.last_load is not None
@@ -174,10 +170,10 @@ def test_one_rank_that_fails_half_way_fences_the_engine_until_a_load_succeeds(ru
 def test_older_commands_are_refused(running: Running) -> None:
     engine = running.engine
     late = engine.next_order()
-    engine.update(running.source(2))
+    engine.update(running.source(0))
     with pytest.raises(EngineCallFailed, match="comes too late"):
         engine.client.load_weights(engine.instance, running.source(1), late, LoadOptions())
-    running.assert_has(2)
+    running.assert_has(0)
 
 
 def sync_client(engine: EngineProcess) -> HTTPVLLMWeightSyncClient:
@@ -195,7 +191,7 @@ def test_vllms_own_client_drives_it(running: Running, tmp_path: Path) -> None:
 
     client.start_weight_update()
     with pytest.raises(requests.HTTPError, match="500"):
-        client.update_weights({"source": changed(running.models[2], tmp_path / "misfit", without_a_norm)})
+        client.update_weights({"source": changed(running.models[0], tmp_path / "misfit", without_a_norm)})
     with pytest.raises(requests.HTTPError, match="500"):
         client.finish_weight_update("v9")
     assert running.engine.weight_version() == "v1"
@@ -206,13 +202,13 @@ def test_a_driver_that_dies_between_its_calls_is_no_hindrance(running: Running) 
     client.start_weight_update()
     client = sync_client(running.engine)
     client.start_weight_update()
-    client.update_weights({"source": running.source(2)})
+    client.update_weights({"source": running.source(0)})
     client = sync_client(running.engine)
     client.start_weight_update()
-    client.update_weights({"source": running.source(2)})
-    client.finish_weight_update("v2")
+    client.update_weights({"source": running.source(0)})
+    client.finish_weight_update("v0")
     running.engine.serve_next_epoch()
-    running.assert_has(2)
+    running.assert_has(0)
 
 
 def test_after_one_rank_raised_nothing_is_believed(running: Running, tmp_path: Path) -> None:
@@ -227,4 +223,4 @@ def test_after_one_rank_raised_nothing_is_believed(running: Running, tmp_path: P
         engine.client.load_weights(engine.instance, running.source(1), engine.next_order())
     with pytest.raises(EngineCallFailed, match="409"):
         engine.serve_next_epoch()
-    assert engine.weight_version() == "v2"
+    assert engine.weight_version() == "v0"
