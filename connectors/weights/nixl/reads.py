@@ -3,9 +3,11 @@
 The layout of a version (`messages.py`, made by `server.py`) says what every producer has in memory, the load plan what
 this reader needs; `transport.py` turns the result into NIXL descriptors, once.
 
-Where several producers hold the same box they form a line, and each reader takes its own contiguous block of it: reader
-i of n the stretch from i/n to (i+1)/n. With more readers than holders several share one; where a block ends inside a
-holder, that holder gives the fraction. So load is even over the holders whatever the numbers are.
+Where several producers hold the same box they form a line, and each reader takes its own contiguous block of it. Of n
+ranks in all engines rank i takes the stretch from i/n to (i+1)/n of what all ranks need, whole tensors. Slices are
+needed by one rank of each engine, as tensor parallel ranks do: so it takes the stretch of its whole engine. With more
+readers than holders several share one; where a block ends inside a holder, that holder gives the fraction. So load is
+even over holders.
 """
 
 from __future__ import annotations
@@ -36,10 +38,27 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """One of the ranks that load together."""
+    """One rank of one of the engines that load together."""
 
-    index: int
+    rank: int
+    """In its engine."""
+    engine_ranks: int
+    first: int
+    """Number of the engine's rank 0 among the ranks of all engines."""
     count: int
+    """Ranks of all engines."""
+
+    def block(self, holders: int, *, whole: bool) -> list[tuple[int, float]]:
+        """(position in the line of holders, fraction of the bytes) from which it reads a whole tensor, or else a
+        slice."""
+        start = self.first + (self.rank if whole else 0)
+        stop = start + (1 if whole else self.engine_ranks)
+        # In units of 1/(holders * count) of the line all ends are whole numbers.
+        begin, end = start * holders, stop * holders
+        return [
+            (holder, (min(end, (holder + 1) * self.count) - max(begin, holder * self.count)) / (end - begin))
+            for holder in range(begin // self.count, (end - 1) // self.count + 1)
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +117,12 @@ def plan_reads(
         ways: dict[Way, Runs] = defaultdict(Runs)
         for target, piece in enumerate(pieces):
             item = ITEM_BYTES[tensors[piece.tensor].dtype]
+            whole = piece.box == tensors[piece.tensor].whole
             cells, left = _cells(piece.box, held.get(piece.tensor, {}))
             if left:
                 uncovered[piece.tensor] = None
             for cell in cells:
-                for holder, box in due.split(cell, item):
+                for holder, box in due.split(cell, item, whole=whole):
                     region = cell.regions[holder]
                     way = Way(cell.holders[holder], region.memory, region.device)
                     _add_runs(ways[way], target, piece.box, region, box, item)
@@ -151,17 +171,18 @@ class _Due:
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
-        self._due: dict[tuple[int, ...], list[float]] = {}
-        """Per line of holders: bytes that each of the block should still give to have given its part so far."""
+        self._due: dict[tuple[tuple[int, ...], bool], list[float]] = {}
+        """Per line of holders, for whole tensors and for slices: bytes that each of the block should still give to have
+        given its part so far."""
 
-    def split(self, cell: _Cell, item: int) -> Iterator[tuple[int, Box]]:
+    def split(self, cell: _Cell, item: int, *, whole: bool) -> Iterator[tuple[int, Box]]:
         """(position in the line of holders, what to read there)."""
-        block = own_block(self._reader, len(cell.holders))
+        block = self._reader.block(len(cell.holders), whole=whole)
         if len(block) == 1:
             yield block[0][0], cell.box
             return
         nbytes = item * Piece("", cell.box).count
-        due = self._due.setdefault(cell.holders, [0.0] * len(block))
+        due = self._due.setdefault((cell.holders, whole), [0.0] * len(block))
         for place, (_, fraction) in enumerate(block):
             due[place] += fraction * nbytes
         axis = next((a for a, (start, stop) in enumerate(cell.box) if stop - start >= len(block)), None)
@@ -179,18 +200,6 @@ class _Due:
             if rows:
                 yield holder, (*cell.box[:axis], (start, start + rows), *cell.box[axis + 1 :])
             start += rows
-
-
-def own_block(reader: Reader, holders: int) -> list[tuple[int, float]]:
-    """(position, fraction of the reader's bytes) of the holders that a reader reads from. Over all readers each holder
-    gives the same."""
-    # In units of 1/(holders * count) of the line, so that all ends are whole numbers.
-    start, stop = reader.index * holders, (reader.index + 1) * holders
-    first, last = start // reader.count, (stop - 1) // reader.count
-    return [
-        (holder, (min(stop, (holder + 1) * reader.count) - max(start, holder * reader.count)) / holders)
-        for holder in range(first, last + 1)
-    ]
 
 
 def _add_runs(runs: Runs, target: int, needed: Box, region: Region, box: Box, item: int) -> None:

@@ -61,10 +61,13 @@ class Session:
         self._buffers: dict[torch.device, torch.Tensor] = {}
         self._prepared: Prepared | None = None
 
+    def prepared(self, layout: Layout, groups: Groups, reader: Reader) -> Prepared | None:
+        """What was prepared before, if it fits."""
+        fits = self._prepared is not None and self._prepared.fits(layout, groups, reader)
+        return self._prepared if fits else None
+
     def prepare(self, layout: Layout, groups: Groups, reader: Reader) -> Prepared:
-        """What was prepared before if it fits; else plan."""
-        if self._prepared is not None and self._prepared.fits(layout, groups, reader):
-            return self._prepared
+        """Plan all reads anew, instead of what was prepared before."""
         self._forget_prepared()
         plan = plan_reads(
             groups,

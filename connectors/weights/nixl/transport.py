@@ -33,6 +33,9 @@ class NixlTransport:
         self._session: Session | None = None
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> NixlFetch:
+        with self.session():
+            # Before there is a lease: to start NIXL may take longer than one lasts.
+            pass
         with ExitStack() as undo:
             leader = undo.enter_context(closing(Channel(source["host"], source["port"], timeout_s)))
             opened = self._let_in(leader, source)
@@ -41,16 +44,19 @@ class NixlTransport:
             layout = self._layout = opened.layout or self._layout
             assert layout is not None, "a leader leaves out only what its reader has named"
             groups = plan(layout.tensors)
-            reader = Reader(source.get("first_reader", 0) + self._rank, source.get("readers", self._world_size))
+            first = source.get("first_reader", 0)
+            count = source.get("readers", self._world_size)
+            reader = Reader(self._rank, self._world_size, first, count)
             with self.session() as session:
-                prepared = session.prepare(layout, groups, reader)
+                kept = session.prepared(layout, groups, reader)
+                prepared = kept or session.prepare(layout, groups, reader)
             attended = []
             for number in prepared.producers:
                 producer = layout.producers[number]
                 channel = undo.enter_context(closing(Channel(producer.host, producer.port, timeout_s)))
                 channel.demand(Attend())
                 attended.append(channel)
-            return NixlFetch(self, prepared, lease, attended, undo.pop_all(), timeout_s=timeout_s)
+            return NixlFetch(self, prepared, lease, attended, undo.pop_all(), planned=kept is None, timeout_s=timeout_s)
 
     def close(self) -> None:
         self.discard_session()
@@ -93,8 +99,11 @@ class NixlFetch:
         attended: Sequence[Channel],
         held: ExitStack,
         *,
+        planned: bool,
         timeout_s: float,
     ) -> None:
+        self.planned = planned
+        """Whether its reads had to be planned; else they are those of the last load."""
         self._transport = transport
         self._prepared = prepared
         self._lease = lease

@@ -1,6 +1,6 @@
 """A generator rank for tests: reads versions over one `NixlTransport`, without vLLM. Its orders:
 
-    load source pause_s timeout_s     ("begun", None) after the first group, at last ("loaded", {...}) or ("failed", text)
+    load source pause_s timeout_s     ("begun", None) after the first group, then ("loaded", {...}) or ("failed", text)
 
 It needs all tensors whole, or its rows and columns of them, as tensor parallel ranks do.
 """
@@ -79,6 +79,7 @@ class Rank:
         return {
             "seconds": time.monotonic() - begin,
             "open_s": opened_s,
+            "planned": fetch.planned,
             "bytes": nbytes,
             "by_producer": by_producer,
             "digest": digest({t.piece: t.into for targets in self.targets for t in targets}),

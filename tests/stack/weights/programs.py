@@ -48,9 +48,13 @@ class Program:
         assert self._process.pid is not None
         os.kill(self._process.pid, number)
 
-    def stop(self) -> None:
+    def kill(self) -> None:
+        """Idempotent."""
         self._process.kill()
         self._process.join()
+
+    def stop(self) -> None:
+        self.kill()
         self._process.close()
         self._pipe.close()
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from itertools import pairwise, product
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from connectors.weights.nixl.reads import CUT_BYTES, Reader, ReadPlan, Region, own_block, plan_reads
+from connectors.weights.nixl.reads import CUT_BYTES, Reader, ReadPlan, Region, plan_reads
 from connectors.weights.tensors import Box, Piece, TensorMeta
 
 ITEM = 4
@@ -26,6 +26,11 @@ def region(name: str, box: Box, address: int, order: tuple[int, ...] | None = No
         strides[axis] = step
         step *= shape[axis]
     return Region(Piece(name, box), address, tuple(strides), "DRAM", 0)
+
+
+def reader(index: int, count: int) -> Reader:
+    """One of so many engines with one rank each."""
+    return Reader(0, 1, index, count)
 
 
 def cuts(draw: st.DrawFn, size: int) -> list[int]:
@@ -88,7 +93,7 @@ def test_every_byte_is_read_once_and_is_the_right_one(
         [[Piece("w", needed)]],
         tensors={"w": TensorMeta("float32", shape)},
         producers=producers,
-        reader=Reader(index, index + 1 + more),
+        reader=reader(index, index + 1 + more),
     )
     check_exact(plan, producers, needed)
 
@@ -98,7 +103,7 @@ def test_a_scalar_is_read_whole() -> None:
         [[Piece("s", ())]],
         tensors={"s": TensorMeta("float32", ())},
         producers=[[Region(Piece("s", ()), 64, (), "DRAM", 0)]],
-        reader=Reader(0, 1),
+        reader=reader(0, 1),
     )
     ((_, runs),) = plan.groups[0].items()
     assert (list(runs.addresses), list(runs.offsets), list(runs.lengths)) == ([64], [0], [4])
@@ -109,7 +114,7 @@ def test_what_nobody_holds_is_named() -> None:
         [[Piece("w", ((0, 4),)), Piece("v", ((0, 2),))]],
         tensors={"w": TensorMeta("float32", (4,)), "v": TensorMeta("float32", (2,))},
         producers=[[region("w", ((0, 3),), SPACING)]],
-        reader=Reader(0, 1),
+        reader=reader(0, 1),
     )
     assert plan.uncovered == ("w", "v")
 
@@ -118,23 +123,23 @@ def test_whole_rows_are_one_run_and_columns_one_run_per_row() -> None:
     meta = {"w": TensorMeta("float32", (64, 64))}
     producers = [[region("w", ((0, 64), (0, 64)), SPACING)]]
     rows, columns = (
-        plan_reads([[Piece("w", box)]], tensors=meta, producers=producers, reader=Reader(0, 1)).groups[0]
+        plan_reads([[Piece("w", box)]], tensors=meta, producers=producers, reader=reader(0, 1)).groups[0]
         for box in (((8, 16), (0, 64)), ((0, 64), (8, 16)))
     )
     assert [list(r.lengths) for r in rows.values()] == [[8 * 64 * ITEM]]
     assert [list(r.lengths) for r in columns.values()] == [[8 * ITEM] * 64]
 
 
-@given(st.integers(1, 9), st.integers(1, 9))
-def test_blocks_are_contiguous_and_even(readers: int, holders: int) -> None:
-    given_by: Counter[int] = Counter()
-    for index in range(readers):
-        block = own_block(Reader(index, readers), holders)
+@given(st.integers(1, 5), st.integers(1, 4), st.integers(1, 9), st.booleans())
+def test_blocks_are_contiguous_and_even(engines: int, ranks: int, holders: int, whole: bool) -> None:
+    given_by: defaultdict[int, float] = defaultdict(float)
+    for engine, rank in product(range(engines), range(ranks)):
+        block = Reader(rank, ranks, engine * ranks, engines * ranks).block(holders, whole=whole)
         places = [place for place, _ in block]
         assert places == list(range(places[0], places[0] + len(places)))
         assert sum(fraction for _, fraction in block) == pytest.approx(1)
         for place, fraction in block:
-            given_by[place] += fraction  # type: ignore[assignment]
+            given_by[place] += fraction
     assert sorted(given_by) == list(range(holders))
     assert max(given_by.values()) == pytest.approx(min(given_by.values()))
 
@@ -152,7 +157,7 @@ def test_producers_that_hold_the_same_give_the_same(readers: int, holders: int) 
             [[Piece(name, box)] for name, box in whole.items()],
             tensors={name: TensorMeta("float32", shape) for name, shape in shapes.items()},
             producers=producers,
-            reader=Reader(index, readers),
+            reader=reader(index, readers),
         )
         for ways in plan.groups:
             for way, runs in ways.items():
