@@ -7,9 +7,13 @@
     layers.py       vLLM's layerwise reload, one layer at a time: the one file with private calls into vLLM
     geometry.py     strided regions and boxes, as arithmetic
     plan.py         recording -> load plan: groups of fills
+    planner.py      keeps the plan as long as manifests are equal
     numbers.py      what a load took
     load.py         the one load path, group by group
     host_copy.py    `cpu_prefetch`: a copy of this rank's slices, fetched while the engine generates
+    prefetching.py  that copy between commands
+    transports.py   those of `connectors/weights/` by name
+    peers.py        this engine as a source for others
     agreement.py    one verdict over all ranks of the engine
     rank.py         one rank's commands and state; never raises
     extension.py    rank.py as methods of vLLM's worker

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -27,6 +28,8 @@ class HostCopy:
 
     def __init__(self, groups: Sequence[Sequence[Piece]], manifest: Mapping[str, TensorMeta], *, is_kept: bool) -> None:
         """`is_kept`: for later loads too, so that transports may keep it registered."""
+        self.version: str | None = None
+        """Of what it holds; None while that is no whole version."""
         self.groups = groups
         self.manifest = dict(manifest)
         sizes = [[_nbytes(piece, manifest) for piece in group] for group in groups]
@@ -106,7 +109,7 @@ class Prefetch:
 
     def __init__(
         self,
-        version: str,
+        source: dict[str, Any],
         open_fetch: Callable[[], Fetch],
         make_copy: Callable[[Fetch], HostCopy],
         *,
@@ -115,7 +118,7 @@ class Prefetch:
         limit_s: float,
     ) -> None:
         """`open_fetch` and `make_copy` are called on the prefetching thread."""
-        self.version = version
+        self.source = source
         self.copy: HostCopy | None = None
         """Filled, once `wait` has returned."""
         self.moved: list[Moved] = []
@@ -144,7 +147,7 @@ class Prefetch:
         self._thread.join(limit_s)
         if self.running:
             self.cancel()
-            raise FetchError(f"the prefetch of {self.version} has not ended within {limit_s:.0f} s")
+            raise FetchError(f"the prefetch of {self.source['version']} has not ended within {limit_s:.0f} s")
         if self._error is not None:
             raise self._error
         assert self.copy is not None
@@ -169,16 +172,18 @@ class Prefetch:
         fetch = self._open_fetch()
         try:
             copy = self._make_copy(fetch)
+            copy.version = None
             for index, targets in enumerate(copy.targets):
                 if self._cancelled.is_set():
-                    raise FetchError(f"the prefetch of {self.version} was given up")
+                    raise FetchError(f"the prefetch of {self.source['version']} was given up")
                 if time.monotonic() > self._deadline:
-                    raise FetchError(f"the prefetch of {self.version} took longer than its limit")
+                    raise FetchError(f"the prefetch of {self.source['version']} took longer than its limit")
                 self.moved.append(fetch.fetch(index, targets))
                 if index + 1 < len(copy.targets):
                     fetch.start(index + 1, copy.targets[index + 1])
                 if self._check_finite:
                     refuse_non_finite(targets)
+            copy.version = self.source["version"]
             self.copy = copy
         finally:
             fetch.close()

@@ -12,7 +12,7 @@ replaces the private calls, all of which are in this file. Tried with vLLM 0.32.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -119,6 +119,16 @@ def parameter_facts(shadow: nn.Module, model: nn.Module) -> dict[str, ParameterF
         for name, owner, prefix, tensor in named_tensors(shadow)
         if not _is_deferred(modules[prefix])
     }
+
+
+def moved_in_memory(model: nn.Module, facts: Mapping[str, ParameterFacts]) -> list[str]:
+    """Of these parameters those that do not lie as their loaders knew them any more."""
+    live = {name: (tensor.shape, tensor.stride(), tensor.dtype) for name, _, _, tensor in named_tensors(model)}
+    return [
+        name
+        for name, each in facts.items()
+        if live.get(name) != (torch.Size(each.shape), each.stride, getattr(torch, each.dtype))
+    ]
 
 
 def _is_deferred(module: nn.Module) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from connectors.vllm_plugin.weights import layers
+from connectors.vllm_plugin.weights.geometry import Region
 from connectors.vllm_plugin.weights.numbers import GroupNumbers, LoadNumbers
 from connectors.vllm_plugin.weights.plan import Group, LoadPlan
 from connectors.weights.source import Fetch, FetchError, Target
@@ -27,6 +28,11 @@ class _Room:
     targets: list[Target]
     parameters: list[torch.Tensor]
     """Per target its part of a parameter; the target itself, where the bytes go straight there."""
+
+    def put_back(self) -> None:
+        """The modules have their old tensors again."""
+        while self.opened:
+            layers.put_back(self.opened.pop())
 
     def staged(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         pairs = zip(self.targets, self.parameters, strict=True)
@@ -71,8 +77,7 @@ class Load:
             if self._check_finite:
                 refuse_non_finite(room.targets)
         except BaseException:
-            for module in room.opened:
-                layers.put_back(module)
+            room.put_back()
             raise
         ahead = self._begin_ahead(index + 1)
         copy_s, process_s = self._finish(group, room)
@@ -103,7 +108,7 @@ class Load:
             room.opened.append(module)
         for fill in group.fills:
             tensor = self._tensor(fill.parameter)
-            part = tensor.as_strided(fill.into.shape, fill.into.stride, fill.into.offset)
+            part = part_of(tensor, fill.into)
             is_staged = fill.is_cast or id(tensor) in in_use
             into = _staging(fill.piece.shape, fill.sent_dtype, part.device) if is_staged else part
             stays = not is_staged and fill.parameter.rpartition(".")[0] not in group.processed
@@ -122,13 +127,18 @@ class Load:
         self.wrote = self.wrote or bool(staged or room.opened or group.paddings)
         started = time.perf_counter()
         for padding in group.paddings:
-            part = padding.into
-            self._tensor(padding.parameter).as_strided(part.shape, part.stride, part.offset).fill_(padding.value)
+            part_of(self._tensor(padding.parameter), padding.into).fill_(padding.value)
         for staging, parameter in staged:
             parameter.copy_(staging)
         copied = time.perf_counter()
-        while room.opened:
-            layers.close_module(room.opened.pop())
+        try:
+            while room.opened:
+                layers.close_module(room.opened[-1])
+                room.opened.pop()
+        except BaseException:
+            # Torn, but the next load must find the tensors whose addresses the engine knows.
+            room.put_back()
+            raise
         return copied - started, time.perf_counter() - copied
 
     def _finish_model(self) -> None:
@@ -138,6 +148,11 @@ class Load:
         layers.process_attention(self._model, self._attention_dtype)
         if any(parameter.is_cuda for parameter in self._model.parameters()):
             torch.cuda.synchronize()
+
+
+def part_of(tensor: torch.Tensor, region: Region) -> torch.Tensor:
+    """A part of a parameter, as plans name it: counted from where the parameter begins."""
+    return tensor.as_strided(region.shape, region.stride, tensor.storage_offset() + region.offset)
 
 
 def _staging(shape: Sequence[int], dtype: str, device: torch.device) -> torch.Tensor:

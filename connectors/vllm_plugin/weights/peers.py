@@ -14,6 +14,7 @@ from torch import nn
 
 from connectors.vllm_plugin.weights.agreement import EngineRanks
 from connectors.vllm_plugin.weights.host_copy import HostCopy
+from connectors.vllm_plugin.weights.load import part_of
 from connectors.vllm_plugin.weights.plan import LoadPlan
 from connectors.weights.holdings import Holding, dtype_name
 from connectors.weights.source import FetchError
@@ -99,10 +100,7 @@ def _of_model(model: nn.Module, plan: LoadPlan) -> list[Holding]:
         )
     parameters: dict[str, torch.Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     return [
-        Holding(
-            fill.piece,
-            parameters[fill.parameter].detach().as_strided(fill.into.shape, fill.into.stride, fill.into.offset),
-        )
+        Holding(fill.piece, part_of(parameters[fill.parameter].detach(), fill.into))
         for group in plan.groups
         for fill in group.fills
     ]

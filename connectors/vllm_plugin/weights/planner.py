@@ -43,15 +43,23 @@ class Planner:
         """A `Plan` of transports. Raises FetchError that lists what the model and the manifest do not agree on."""
         started = time.perf_counter()
         if self._plan is None or manifest != self._manifest:
-            self._plan = None
-            shadow = layers.shadow_of(self._model)
-            tensors = {name: tensor for name, _, _, tensor in layers.named_tensors(shadow)}
-            recording = record(shadow.load_weights, tensors, manifest)
-            self._plan = plan_load(recording, manifest, layers.parameter_facts(shadow, self._model))
-            self._manifest = dict(manifest)
+            # The plan before stays where there is no new one: the next version may be like the last good one.
+            self._plan, self._manifest = self._record(manifest), dict(manifest)
             self._is_checked = False
         self.seconds = time.perf_counter() - started
         return self._plan.pieces
+
+    def _record(self, manifest: Mapping[str, TensorMeta]) -> LoadPlan:
+        shadow = layers.shadow_of(self._model)
+        tensors = {name: tensor for name, _, _, tensor in layers.named_tensors(shadow)}
+        facts = layers.parameter_facts(shadow, self._model)
+        plan = plan_load(record(shadow.load_weights, tensors, manifest), manifest, facts)
+        in_place = {
+            fill.parameter for group in plan.groups for fill in group.fills if not facts[fill.parameter].is_processed
+        }
+        if moved := layers.moved_in_memory(self._model, {name: facts[name] for name in in_place}):
+            raise FetchError(f"parameters that are not as the model's loader left them: {', '.join(moved)}", moved)
+        return plan
 
     def unchecked(self) -> tuple[Piece, ...]:
         """All pieces of a plan that `check` has not passed yet."""

@@ -22,11 +22,11 @@ from vllm.config import VllmConfig
 
 from connectors.vllm_plugin.weights import layers
 from connectors.vllm_plugin.weights.agreement import AgreementLost, EngineRanks, engine_ranks
-from connectors.vllm_plugin.weights.host_copy import CopiedFetch, HostCopy, Prefetch
 from connectors.vllm_plugin.weights.load import Load
 from connectors.vllm_plugin.weights.numbers import LoadNumbers, PeakMemory
 from connectors.vllm_plugin.weights.peers import PeerService
 from connectors.vllm_plugin.weights.planner import Planner
+from connectors.vllm_plugin.weights.prefetching import Prefetching, StillReading
 from connectors.vllm_plugin.weights.settings import LoadMode, WeightSettings, read_settings
 from connectors.vllm_plugin.weights.transports import make_transport
 from connectors.vllm_plugin.weights.verdict import LoadResult, RankReport, WeightCommand
@@ -74,10 +74,7 @@ class RankWeights:
         self._planner = Planner(model)
         self._peers = PeerService(ranks, settings.host)
         self._transports: dict[Any, Transport] = {}
-        self._copy: HostCopy | None = None
-        self._is_misfit = False
-        """Whether a version came that the copy has no room for."""
-        self._prefetch: Prefetch | None = None
+        self._prefetching = Prefetching(self._planner, settings)
         self._report = RankReport(call="", rank=ranks.rank, ranks=ranks.size, ok=True)
         self._check_mode(settings.mode)
 
@@ -99,24 +96,16 @@ class RankWeights:
 
     def close(self) -> None:
         """Let go of everything outside the model."""
-        self._drop_prefetch()
-        self._drop_transports()
+        with suppress(StillReading):
+            self._prefetching.give_up()
+            self._drop_transports()
+            self._prefetching.drop_copy()
         self._peers.close()
-        self._drop_copy()
 
     def _reported(self, call: str, ok: bool, error: str) -> RankReport:
         report = self._report
         report.call, report.ok, report.error = call, ok, error
-        prefetch = self._prefetch
-        if prefetch is None:
-            report.phase, report.prefetched = "idle", None
-        elif prefetch.running:
-            report.phase, report.prefetched = "prefetching", None
-        else:
-            report.phase = "idle" if prefetch.failed else "prefetched"
-            report.prefetched = None if prefetch.failed else prefetch.version
-            if prefetch.failed and ok:
-                report.error = f"prefetch of {prefetch.version}: {prefetch.failed}"
+        self._prefetching.describe(report)
         report.served = self._peers.source
         return report
 
@@ -131,7 +120,7 @@ class RankWeights:
         elif command.name == "load":
             self._load(command)
         elif command.name == "reset":
-            self._drop_prefetch()
+            self._prefetching.give_up()
             self._report.last_load = None
         elif command.name == "serve":
             self._serve()
@@ -155,14 +144,14 @@ class RankWeights:
         self._report.last_load = LoadResult(ok=False, version=version, error="not finished")
         numbers = LoadNumbers()
         try:
-            numbers = self._open_and_fill(command, version)
+            numbers = self._open_and_fill(command)
         except (FetchError, AgreementLost) as error:
             names = list(error.tensors) if isinstance(error, FetchError) else []
             self._report.last_load = LoadResult(ok=False, version=version, error=str(error), names=names)
             # What a failed load leaves in a transport is not worth trusting; the next load makes it anew. Unless a
             # thread is still in it, which the next load will find.
-            with suppress(CommandRefused):
-                self._drop_prefetch()
+            with suppress(StillReading):
+                self._prefetching.give_up()
                 self._drop_transports()
             raise
         finally:
@@ -174,14 +163,14 @@ class RankWeights:
         self._report.last_load = LoadResult(ok=True, version=version, numbers=_figures(numbers))
         _log.info("weights: version %s loaded, %d bytes in %.3f s", version, numbers.bytes, numbers.seconds)
 
-    def _open_and_fill(self, command: WeightCommand, version: str) -> LoadNumbers:
+    def _open_and_fill(self, command: WeightCommand) -> LoadNumbers:
         deadline = time.monotonic() + command.limit_s
         started = time.perf_counter()
         fetch: Fetch | None = None
         failure: Exception | None = None
         try:
             self._peers.stop()
-            fetch = self._open(command, version, deadline)
+            fetch = self._open(command, deadline)
         except Exception as error:
             failure = error
         opened_s = time.perf_counter() - started
@@ -199,25 +188,21 @@ class RankWeights:
         finally:
             if fetch is not None:
                 fetch.close()
-        if self._prefetch is not None:
+        if self._prefetching.has(command):
             load.numbers.prefetch_wait_s = opened_s
-            self._drop_prefetch()
-        if not self._settings.keep_copy:
-            self._drop_copy()
+        self._prefetching.done()
         load.numbers.open_s, load.numbers.plan_s = opened_s, self._planner.seconds
         return load.numbers
 
-    def _open(self, command: WeightCommand, version: str, deadline: float) -> Fetch:
+    def _open(self, command: WeightCommand, deadline: float) -> Fetch:
         mode: LoadMode | str = command.mode or self._settings.mode
         self._check_mode(mode)
         if mode == "gpu_fetch":
-            self._drop_prefetch()
+            self._prefetching.give_up()
             return self._transport(command).open(command.source, self._planner.groups, timeout_s=command.timeout_s)
-        if self._prefetch is None or self._prefetch.version != version or self._prefetch.failed:
+        if not self._prefetching.has(command):
             self._start_prefetch(command)
-        assert self._prefetch is not None
-        copy = self._prefetch.wait(max(0.0, deadline - time.monotonic()) + command.timeout_s)
-        return CopiedFetch(copy)
+        return self._prefetching.fetch(max(0.0, deadline - time.monotonic()) + command.timeout_s)
 
     def _agree_to_write(self, command: WeightCommand, deadline: float, failure: Exception | None) -> None:
         new = self._planner.unchecked() if failure is None else ()
@@ -257,62 +242,23 @@ class RankWeights:
                 self._report.torn = f"a load of {_version(command)} failed after parameters were written: {text}"
             raise FetchError(text, [name for _, loaded in failed for name in loaded.names])
 
-    # Prefetching
+    # The rest
 
     def _start_prefetch(self, command: WeightCommand) -> None:
+        _version(command)
         self._check_mode("cpu_prefetch")
-        self._drop_prefetch()
-        if self._is_misfit:
+        self._prefetching.give_up()
+        if self._prefetching.is_misfit:
             self._drop_transports()
-            self._drop_copy()
+            self._prefetching.drop_copy()
         if self._peers.serves_copy:
             self._peers.stop()
-        transport = self._transport(command)
-        self._prefetch = Prefetch(
-            _version(command),
-            lambda: transport.open(command.source, self._planner.groups, timeout_s=command.timeout_s),
-            self._room_for,
-            settings=self._settings,
-            check_finite=command.check_finite,
-            limit_s=command.limit_s,
-        )
-
-    def _room_for(self, fetch: Fetch) -> HostCopy:
-        """On the prefetching thread, inside a transport: nothing can be freed there that a transport may have
-        registered."""
-        pieces = self._planner.plan.pieces
-        if self._copy is None:
-            self._copy = HostCopy(pieces, fetch.manifest, is_kept=self._settings.keep_copy)
-        elif not self._copy.fits(pieces, fetch.manifest):
-            self._is_misfit = True
-            raise FetchError(
-                "the tensors are others than those of the versions before, for which there is room: try again"
-            )
-        return self._copy
-
-    def _drop_prefetch(self) -> None:
-        """The thread may still be in a fetch, which ends in its own time and must have left the transport and the
-        copy."""
-        if self._prefetch is not None:
-            self._prefetch.cancel()
-            with suppress(FetchError):
-                self._prefetch.wait(AGREE_MARGIN_S)
-            if self._prefetch.running:
-                raise CommandRefused("a prefetch that was given up is still reading: try again later")
-            self._prefetch = None
-
-    def _drop_copy(self) -> None:
-        self._is_misfit = False
-        if self._copy is not None:
-            self._copy.release()
-            self._copy = None
-
-    # The rest
+        self._prefetching.start(command, self._transport(command))
 
     def _serve(self) -> None:
         if self._report.torn or self._report.version is None:
             raise CommandRefused("only an engine that has loaded a version can serve it")
-        copy = self._copy if self._prefetch is None else None
+        copy = self._prefetching.copy_of(self._report.version)
         self._peers.serve(self._report.version, self._planner.manifest, self._model, self._planner.plan, copy)
 
     def _transport(self, command: WeightCommand) -> Transport:
