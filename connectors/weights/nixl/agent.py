@@ -5,12 +5,16 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+
+INFINIBAND = Path("/sys/class/infiniband")
 
 
 def make_agent() -> Any:
@@ -19,11 +23,19 @@ def make_agent() -> Any:
 
     Safe to use from several threads.
     """
+    _leave_out_infiniband_where_there_is_none()
     # Imported late: it starts UCX, which the environment must have been prepared for.
     from nixl._api import nixl_agent, nixl_agent_config, nixl_thread_sync_t
 
     sync = nixl_thread_sync_t.NIXL_THREAD_SYNC_STRICT
     return nixl_agent(f"headrace-{uuid.uuid4().hex}", nixl_agent_config(enable_prog_thread=False, sync_mode=sync))
+
+
+def _leave_out_infiniband_where_there_is_none() -> None:
+    """UCX's module for it crashes the process at its end (seen with NIXL 1.5.1's wheel: its libnl, in a destructor), and a
+    trainer whose ranks crash after their last step has failed for its launcher."""
+    if not any(INFINIBAND.glob("*")):
+        os.environ.setdefault("UCX_MODULES", "^ib")
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[str, int]:

@@ -154,7 +154,7 @@ class Session:
 
 
 def _room(target: Target) -> int:
-    return -(-target.into.nbytes // ALIGNMENT) * ALIGNMENT
+    return -(-int(target.into.nbytes) // ALIGNMENT) * ALIGNMENT
 
 
 def _batches(targets: Sequence[Target]) -> Iterator[dict[int, Target]]:
