@@ -173,6 +173,8 @@ class FenceState:
     """Generating requests so far; numbers them, since two may carry one X-Request-Id."""
     version: str | None = None
     """Of the weights, where a load of ours brought them."""
+    weights_command: str = ""
+    """What is being done to the weights now; empty while nothing is."""
     torn: str = ""
     """Why the parameters are no version's; empty where they are whole. A load that succeeds mends it."""
     lost: str = ""
@@ -249,8 +251,10 @@ class FenceState:
             return error_answer(400, "invalid_request_error", str(error), param=error.field)
         if conflict := self.conflict(command.instance, command.order):
             return conflict
-        if command.epoch is not None and (unfit := self.unfit()):
-            return error_answer(409, "conflict", unfit, param="epoch")
+        if command.epoch is not None:
+            busy = f"{self.weights_command} is running" if self.weights_command else ""
+            if problem := self.unfit() or busy:
+                return error_answer(409, "conflict", problem, param="epoch")
         given = list(command.order)
         if command.order == self.order and command.epoch != self.epoch:
             message = f"the command {given} was accepted before with epoch {self.epoch}, and now says {command.epoch}"

@@ -38,7 +38,6 @@ class WeightRoutes:
 
     def __init__(self, state: FenceState) -> None:
         self._state = state
-        self._running = ""
         self._last: tuple[Order, bytes, Answer] | None = None
         """Order, body and answer of the last command: who repeats it gets the same answer."""
         self._last_verdict: EngineVerdict | None = None
@@ -79,11 +78,11 @@ class WeightRoutes:
             return refusal
         if self._state.lost:
             return error_answer(503, "fenced", self._state.unfit(), param="weights")
-        self._running = path
+        self._state.weights_command = path
         try:
             return await self._guarded(client, path, forward)
         finally:
-            self._running = ""
+            self._state.weights_command = ""
 
     async def _guarded(self, client: Any, path: str, forward: Forward) -> Answer:
         is_ours = _backend(client) == BACKEND and not _without_extension(client)
@@ -121,23 +120,23 @@ class WeightRoutes:
         return error_answer(500, "weight_update_failed", error, **verdict_answer(self._state, verdict).content)
 
     async def _state_answer(self, client: Any) -> Answer:
-        if self._running:
+        if self._state.weights_command:
             # The ranks answer between two commands; meanwhile this is what they said last.
             last = self._last_verdict or EngineVerdict(ok=True, error="", torn="", lost="", reports=())
-            return verdict_answer(self._state, last, running=self._running)
+            return verdict_answer(self._state, last, running=self._state.weights_command)
         verdict = await self._ask(client, WeightCommand(name="state", call=_call()))
         answer = verdict_answer(self._state, verdict, running="")
         return Answer(200, answer.content)
 
     async def _plain(self, client: Any, command: WeightCommand) -> Answer:
-        self._running = command.name
+        self._state.weights_command = command.name
         try:
             return verdict_answer(self._state, await self._ask(client, command))
         finally:
-            self._running = ""
+            self._state.weights_command = ""
 
     async def _load(self, client: Any, command: WeightCommand) -> Answer:
-        self._running = command.name
+        self._state.weights_command = command.name
         before, self._state.epoch = self._state.epoch, None
         try:
             verdict = await self._ask(client, command)
@@ -147,7 +146,7 @@ class WeightRoutes:
                 # The old weights are whole on every rank: what was confirmed for them still holds.
                 self._state.epoch = before
         finally:
-            self._running = ""
+            self._state.weights_command = ""
         self._note(verdict, ok=verdict.ok)
         _log.info("fence: load of %s: %s", command.source["version"], verdict.error or "done")
         return verdict_answer(self._state, verdict)
@@ -187,9 +186,9 @@ class WeightRoutes:
         weight_metrics().loaded(verdict.reports, ok=ok, unfit=bool(self._state.unfit()))
 
     def _busy(self) -> Answer | None:
-        if not self._running:
+        if not self._state.weights_command:
             return None
-        return error_answer(409, "conflict", f"{self._running} is running", param="running")
+        return error_answer(409, "conflict", f"{self._state.weights_command} is running", param="running")
 
 
 def _call() -> str:

@@ -254,6 +254,7 @@ def test_one_command_at_a_time_and_the_state_at_any_time() -> None:
         assert (await fenced.call("POST", "/update_weights")).status == 409
         state = json.loads((await fenced.call("GET", "/weights/state")).body)
         assert state["running"] == "load"
+        assert await fenced.confirm(2) == 409
         assert not await fenced.generates()
         fenced.engine.hold.set()
         assert (await running)[0] == 200
