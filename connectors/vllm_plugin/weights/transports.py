@@ -40,6 +40,6 @@ def _store(host: str) -> Transport:
 
 
 def _nixl(rank: int, ranks: int) -> Transport:
-    from connectors.weights.nixl import NixlTransport
+    from connectors.weights.nixl.transport import NixlTransport
 
     return NixlTransport(rank=rank, world_size=ranks)

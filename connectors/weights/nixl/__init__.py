@@ -6,8 +6,3 @@ desk.py, server.py           the producer's side, in a trainer or in an engine t
 client.py, transfers.py, session.py, transport.py    the reader's side
 agent.py                     NIXL's agent and registered memory, for both
 """
-
-from connectors.weights.nixl.server import NixlPublication, NixlServer
-from connectors.weights.nixl.transport import NixlTransport, release
-
-__all__ = ["NixlPublication", "NixlServer", "NixlTransport", "release"]

@@ -32,8 +32,8 @@ def make_agent() -> Any:
 
 
 def _leave_out_infiniband_where_there_is_none() -> None:
-    """UCX's module for it crashes the process at its end (seen with NIXL 1.5.1's wheel: its libnl, in a destructor), and a
-    trainer whose ranks crash after their last step has failed for its launcher."""
+    """UCX's module for it crashes the process at its end (seen with NIXL 1.5.1's wheel: its libnl, in a destructor),
+    and a trainer whose ranks crash after their last step has failed for its launcher."""
     if not any(INFINIBAND.glob("*")):
         os.environ.setdefault("UCX_MODULES", "^ib")
 

@@ -152,7 +152,8 @@ class NixlServer:
 
     def _layout(self) -> Layout:
         tensors = {name: meta for offer in self._offers for name, meta in offer.tensors.items()}
-        return Layout("-".join(self._digests), tensors, tuple(offer.producer for offer in self._offers))
+        name = hashlib.sha256("".join(self._digests).encode()).hexdigest()
+        return Layout(name, tensors, tuple(offer.producer for offer in self._offers))
 
 
 def _region(holding: Holding) -> Region:

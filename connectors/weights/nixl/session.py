@@ -87,7 +87,7 @@ class Session:
 
     def post(self, group: GroupTransfers, targets: Sequence[Target]) -> Posted:
         """Begin to read."""
-        dense = {number: target for number, target in enumerate(targets) if target.into.is_contiguous()}
+        dense = {number: target for number, target in enumerate(targets) if _is_dense(target)}
         for device in {target.into.device for target in dense.values() if target.into.is_cuda}:
             # Reads don't wait for what is still queued on these tensors.
             torch.cuda.current_stream(device).synchronize()
@@ -153,6 +153,10 @@ class Session:
                 self._agent.remove_remote_agent(prepared.layout.producers[number].agent)
 
 
+def _is_dense(target: Target) -> bool:
+    return bool(target.into.is_contiguous())
+
+
 def _room(target: Target) -> int:
     return -(-int(target.into.nbytes) // ALIGNMENT) * ALIGNMENT
 
@@ -162,7 +166,7 @@ def _batches(targets: Sequence[Target]) -> Iterator[dict[int, Target]]:
     batch: dict[int, Target] = {}
     used = 0
     for number, target in enumerate(targets):
-        if target.into.is_contiguous():
+        if _is_dense(target):
             continue
         if batch and used + _room(target) > BUFFER_BYTES:
             yield batch

@@ -127,6 +127,23 @@ class NixlFetch:
         if self._failure is not None:
             raise self._failure
         begin = time.monotonic()
+        try:
+            moved = self._fetch(group, targets)
+        except FetchError as error:
+            # The session that its transfers belonged to is gone.
+            self._failure = error
+            raise
+        moved.transfer_s = time.monotonic() - begin
+        return moved
+
+    def close(self) -> None:
+        if self._posted:
+            # Still in flight into targets that are nobody's business any more.
+            self._transport.discard_session()
+            self._posted.clear()
+        self._held.close()
+
+    def _fetch(self, group: int, targets: Sequence[Target]) -> Moved:
         self._look()
         if group not in self._posted:
             self._post(group, targets)
@@ -142,15 +159,7 @@ class NixlFetch:
         del self._posted[group]
         if group == len(self._prepared.transfers) - 1:
             self._lease.confirm()
-        moved.transfer_s = time.monotonic() - begin
         return moved
-
-    def close(self) -> None:
-        if self._posted:
-            # Still in flight into targets that are nobody's business any more.
-            self._transport.discard_session()
-            self._posted.clear()
-        self._held.close()
 
     def _post(self, group: int, targets: Sequence[Target]) -> None:
         with self._transport.session() as session:

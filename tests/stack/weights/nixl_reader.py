@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from connectors.weights.nixl import NixlTransport
+from connectors.weights.nixl.transport import NixlTransport
 from connectors.weights.source import FetchError, Target
 from connectors.weights.tensors import Piece, TensorMeta
 

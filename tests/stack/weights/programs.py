@@ -19,7 +19,7 @@ ENVIRONMENT = {
     "NIXL_LOG_LEVEL": "WARN",
 }
 ANSWER_S = 60
-PRELOADED = ["torch.distributed.fsdp", "connectors.publisher.nixl", "connectors.weights.nixl"]
+PRELOADED = ["torch.distributed.fsdp", "connectors.publisher.nixl", "connectors.weights.nixl.transport"]
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)
