@@ -11,9 +11,9 @@ from collections.abc import Mapping
 import torch
 from torch import distributed, nn
 
-from connectors.publisher.ranks import Ranks
+from connectors.publisher.ranks import PublishError, Ranks
 from connectors.weights.holdings import holdings
-from connectors.weights.nixl.server import LEASE_S, NixlPublication, NixlServer
+from connectors.weights.nixl.server import LEASE_S, NixlPublication, NixlServer, ServeError
 
 
 class NixlPublisher:
@@ -29,7 +29,10 @@ class NixlPublisher:
 
     def publish(self, source: nn.Module | Mapping[str, torch.Tensor], version: str) -> NixlPublication:
         tensors, held = self._ranks.each(lambda: holdings(source))
-        return self._server.serve(version, tensors, held, rank=self._ranks.rank, gather=self._ranks.gather)
+        try:
+            return self._server.serve(version, tensors, held, rank=self._ranks.rank, gather=self._ranks.gather)
+        except ServeError as error:
+            raise PublishError(str(error)) from error
 
     def close(self) -> None:
         self._server.close()

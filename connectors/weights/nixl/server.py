@@ -171,6 +171,7 @@ class _Attendance:
         self._readers = 0
         self._stopping = False
         self._changed = threading.Condition()
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
         self._thread = threading.Thread(target=self._drive, name="weights-drive", daemon=True)
         self._thread.start()
 
@@ -190,6 +191,9 @@ class _Attendance:
         self._thread.join()
 
     def _drive(self) -> None:
+        if self._device is not None:
+            # Where this thread has to copy out of a GPU, UCX looks for the CUDA context of the thread.
+            torch.cuda.set_device(self._device)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._readers or self._stopping)
