@@ -1,8 +1,5 @@
 """Weights by one-sided reads, straight from the memory of those who have them.
 
-reads.py, leases.py          pure: which bytes from whom; who may still read
-messages.py                  what both sides say to each other, and why nothing torn is believed
-desk.py, server.py           the producer's side, in a trainer or in an engine that serves a peer
-client.py, transfers.py, session.py, transport.py    the reader's side
-agent.py                     NIXL's agent and registered memory, for both
+`server.py` is the producer's side, `transport.py` the reader's; README.md has the picture. Nothing is imported here:
+`reads.py`, `leases.py` and `messages.py` need neither torch nor NIXL.
 """
