@@ -69,7 +69,12 @@ class PeerService:
             raise FetchError(failures[0])
         assert self._server is not None
         of_all = {name: meta for _, part in everybody for name, meta in part.items()}
-        self._publication = self._server.serve(version, of_all, held, rank=self._ranks.rank, gather=self._gather)
+        from connectors.weights.nixl.server import ServeError
+
+        try:
+            self._publication = self._server.serve(version, of_all, held, rank=self._ranks.rank, gather=self._gather)
+        except ServeError as error:
+            raise FetchError(str(error)) from error
         self.serves_copy = copy is not None
 
     def stop(self) -> None:

@@ -101,5 +101,5 @@ class Prefetching:
             self._copy = HostCopy(pieces, fetch.manifest, is_kept=self._settings.keep_copy)
         elif not self._copy.fits(pieces, fetch.manifest):
             self.is_misfit = True
-            raise FetchError("the tensors are others than those before, for which there is room: try again")
+            raise FetchError("the tensors are others than those before, for which there is room")
         return self._copy

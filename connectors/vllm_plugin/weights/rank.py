@@ -202,7 +202,14 @@ class RankWeights:
             return self._transport(command).open(command.source, self._planner.groups, timeout_s=command.timeout_s)
         if not self._prefetching.has(command):
             self._start_prefetch(command)
-        return self._prefetching.fetch(max(0.0, deadline - time.monotonic()) + command.timeout_s)
+        try:
+            return self._prefetching.fetch(_left(deadline) + command.timeout_s)
+        except FetchError:
+            if not self._prefetching.is_misfit:
+                raise
+        # Other tensors than before: with a new copy it is only slower.
+        self._start_prefetch(command)
+        return self._prefetching.fetch(_left(deadline) + command.timeout_s)
 
     def _agree_to_write(self, command: WeightCommand, deadline: float, failure: Exception | None) -> None:
         new = self._planner.unchecked() if failure is None else ()
@@ -311,7 +318,11 @@ def _start_device_peak() -> int | None:
 
 def _patience(command: WeightCommand, deadline: float) -> float:
     """How long a rank that keeps its limits can still be under way."""
-    return max(0.0, deadline - time.monotonic()) + command.timeout_s + AGREE_MARGIN_S
+    return _left(deadline) + command.timeout_s + AGREE_MARGIN_S
+
+
+def _left(deadline: float) -> float:
+    return max(0.0, deadline - time.monotonic())
 
 
 def _text(failure: Exception | None) -> str:

@@ -96,9 +96,10 @@ class Rank:
         return self.obey("load", source=self.source(version, tensors), **fields)
 
 
-@pytest.fixture(params=["gpu_fetch", "cpu_prefetch"])
+@pytest.fixture(params=[("gpu_fetch", False), ("cpu_prefetch", False), ("cpu_prefetch", True)])
 def rank(tmp_path: Path, request: pytest.FixtureRequest) -> Rank:
-    return Rank(tmp_path, mode=request.param)
+    mode, keep_copy = request.param
+    return Rank(tmp_path, mode=mode, keep_copy=keep_copy)
 
 
 def test_loads_in_a_row_and_plans_once(rank: Rank) -> None:
@@ -116,7 +117,7 @@ def test_loads_in_a_row_and_plans_once(rank: Rank) -> None:
 def test_what_is_sent_in_another_dtype_is_cast(rank: Rank) -> None:
     assert rank.load("v1", weights(1, torch.bfloat16)).ok
     assert_holds(rank.model, weights(1, torch.bfloat16))
-    # With another dtype it is another plan; a copy in host memory may need a second attempt for it.
+    # With another dtype it is another plan, and other room in host memory.
     report = rank.load("v2", weights(2))
     assert report.ok, report.error
     assert_holds(rank.model, weights(2))
