@@ -60,8 +60,9 @@ class StorePublisher:
     """Puts each version into the volume; called on all ranks alike. A job has one publisher at a time."""
 
     def __init__(self, volume: Volume, *, job: str, keep: int, group: distributed.ProcessGroup | None = None) -> None:
-        """`keep`: how many of its newest versions stay loadable. The volume has to hold one more. Versions of an
-        earlier publisher of the same job stay until this one has published as many."""
+        """`keep`: how many of its newest versions stay loadable. The volume has to hold one more, and another one
+        where versions follow each other faster than leases end. Versions of an earlier publisher of the same job stay
+        until this one has published as many."""
         if not JOB_NAME.fullmatch(job) or keep < 1:
             raise ValueError(f"job {job!r} and keep {keep}: a name of letters, digits, '_', '-', '.', and at least 1")
         self._volume = volume
@@ -74,7 +75,7 @@ class StorePublisher:
 
     def publish(self, source: nn.Module | Mapping[str, torch.Tensor], version: str) -> StorePublication:
         """Returns on all ranks when the version is whole in the volume. PublishError on all when one fails."""
-        number = self._ranks.first(lambda: uuid.uuid4().hex)
+        number = self._ranks.first(self._begin)
         metas, held = self._ranks.each(lambda: holdings(source))
         all_pieces = self._ranks.gather([holding.piece for holding in held])
         mine = set(self._ranks.each(lambda: shares(metas, all_pieces))[self._ranks.rank])
@@ -139,9 +140,17 @@ class StorePublisher:
             used += -(-each.tensor.nbytes // 64) * 64
         self._client.put(batch)
 
+    def _begin(self) -> str:
+        """The number of a new publication. What was read too lately to go at the last one may go now."""
+        self._retire()
+        return uuid.uuid4().hex
+
     def _complete(self, number: str, manifest: Manifest) -> None:
         self._client.put_text(manifest_key(self._job, number), manifest.encode())
         self._numbers = [*self._numbers, number][-self._keep :]
+        self._retire()
+
+    def _retire(self) -> None:
         if len(self._numbers) == self._keep:
             self._client.remove_matching(all_but(self._job, self._numbers), even_if_read=False)
 

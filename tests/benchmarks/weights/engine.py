@@ -5,18 +5,15 @@ In one process so that its memory is the rank's memory; what HTTP would add is t
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, WORKER_EXTENSION
-from tests.benchmarks.weights.shapes import SHAPES, Shape
 from tests.benchmarks.weights.talker import answer_questions, own_output
 
 PROMPT = list(range(2, 18))
@@ -26,16 +23,12 @@ KV_BYTES = 2 << 30
 
 
 class Engine:
-    def __init__(self, shape: Shape, folder: Path) -> None:
+    def __init__(self, model: str) -> None:
         from vllm import LLM, SamplingParams
 
-        model = folder / "model"
-        model.mkdir(exist_ok=True)
-        (model / "config.json").write_text(json.dumps(shape.config()), encoding="utf-8")
         on_gpu = torch.cuda.is_available()
         self._llm = LLM(
-            model=str(model),
-            load_format="dummy",
+            model=model,
             skip_tokenizer_init=True,
             dtype="bfloat16",
             enforce_eager=not on_gpu,
@@ -92,9 +85,8 @@ class Engine:
 
 def main() -> None:
     replies = own_output()
-    shape, folder, settings = SHAPES[sys.argv[1]], Path(sys.argv[2]), sys.argv[3]
-    os.environ[SETTINGS_VARIABLE] = settings
-    engine = Engine(shape, folder)
+    model, os.environ[SETTINGS_VARIABLE] = sys.argv[1:]
+    engine = Engine(model)
     answer_questions(
         {
             "command": engine.command,

@@ -23,9 +23,9 @@ from tests.benchmarks.weights.talker import Talker, ask_all, talking
 from tests.stack.weights.volume import running_volume
 
 TRANSPORTS = ("nixl", "store", "path")
-LEASE_S = 10.0
-VOLUME_FACTOR = 2.3
-"""The volume holds the version that is served and the next one."""
+LEASE_S = 5.0
+VOLUME_FACTOR = 3.3
+"""The volume holds the version that is served, the next one, and one whose leases have not ended."""
 GENERATE_S = 8.0
 NIXL_RANKS = 2
 ENGINE = {
@@ -115,7 +115,7 @@ def measure_gpu_fetch(scale: Scale) -> list[Figure]:
     with ExitStack() as stack:
         trainer = stack.enter_context(_trainer(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        engine = stack.enter_context(_engine(scale, {"mode": "gpu_fetch"}, {}))
+        engine = stack.enter_context(_engine(scale, trainer, {"mode": "gpu_fetch"}, {}))
         master = stack.enter_context(_volume(scale))
         for transport in TRANSPORTS:
             with _plain_transfer(trainer, reader, transport) as plain:
@@ -185,7 +185,7 @@ def measure_prefetch(scale: Scale) -> list[Figure]:
     with ExitStack() as stack:
         trainer = stack.enter_context(_trainer(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        engine = stack.enter_context(_engine(scale, settings, environment))
+        engine = stack.enter_context(_engine(scale, trainer, settings, environment))
         for number in range(scale.rounds + 1):
             source = trainer.ask("publish", transport="nixl", version=f"{number}")
             before = engine.ask("generate", seconds=GENERATE_S)
@@ -286,8 +286,12 @@ def _reader(scale: Scale, name: str, rank: int, ranks: int) -> Any:
     return talking(name, "plain", arguments, folder=scale.folder, environment=scale.ucx)
 
 
-def _engine(scale: Scale, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
-    arguments = [scale.shape, str(scale.folder), json.dumps(settings)]
+def _engine(scale: Scale, trainer: Talker, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
+    model = scale.folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(SHAPES[scale.shape].config()), encoding="utf-8")
+    checkpoint = trainer.ask("publish", transport="path", version=f"start-{settings['mode']}")
+    arguments = [checkpoint["path"], json.dumps(settings)]
     on_device = CPU_ENGINE if scale.device == "cpu" else {}
     everything = {**ENGINE, **on_device, **scale.ucx, **environment}
     return talking("engine", "engine", arguments, folder=scale.folder, environment=everything)

@@ -71,7 +71,7 @@ class Trainer:
         if transport == "nixl":
             return NixlPublisher(host=HOST)
         if transport == "path":
-            return PathPublisher(self._folder / "versions", model=None, keep=1)
+            return PathPublisher(self._folder / "versions", model=self._folder / "model", keep=1)
         volume = Volume(master=master, protocol="tcp", host=HOST, devices=(), lend_bytes=0)
         return StorePublisher(volume, job="bench", keep=1)
 

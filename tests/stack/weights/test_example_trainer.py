@@ -25,6 +25,7 @@ from tests.stack.weights.volume import running_volume
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[3]
+TRAINER = REPOSITORY / "deploy" / "examples" / "weights" / "trainer.py"
 PORT = 23100
 RUN_S = 240
 READ_S = 30
@@ -37,8 +38,8 @@ def model() -> Path:
 
 def train(folder: Path, model: Path, *arguments: str) -> list[dict[str, Any]]:
     """What it says of each version."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
-    command += ["connectors.publisher.example_trainer", "--model", str(model), "--versions", "2", "--every", "0.5"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(TRAINER)]
+    command += ["--model", str(model), "--versions", "2", "--every", "0.5"]
     environment = {**os.environ, "UCX_TLS": "tcp,self,sm", "UCX_NET_DEVICES": "lo", "OMP_NUM_THREADS": "1"}
     with (folder / "errors").open("wb") as errors:
         done = subprocess.run(
