@@ -34,6 +34,7 @@ LEASE_S = 15.0
 DRIVE_EVERY_S = 0.0005
 """While attended. What needs the producer's processor (TCP, new connections) moves on only then."""
 PEER_TIMEOUT_S = 30.0
+"""For a leader that answers late, because its trainer is behind."""
 
 Gather = Callable[[Any], Sequence[Any]]
 """Collective over the producers of a version: everybody's object, in the order of their ranks."""
@@ -115,7 +116,8 @@ class NixlServer:
             return self._desk.finish(source["version"], readers=readers, timeout_s=timeout_s)
         leader = Channel(source["host"], source["port"], PEER_TIMEOUT_S)
         try:
-            leader.demand(AwaitClosed(source["version"], timeout_s))
+            # The leader may have begun to wait a little later.
+            leader.demand(AwaitClosed(source["version"], timeout_s + PEER_TIMEOUT_S))
         finally:
             leader.close()
         return None
