@@ -85,7 +85,7 @@ class Loads:
         return (
             f"{name}: {self.ratio:.2f} of the plain transfer; load {median(self.load_s):.3f} s ({rate:.2f} GB/s), "
             f"plain {median(self.plain_s):.3f} s, memcpy {median(self.memcpy_s):.3f} s, repacking "
-            f"{median(self.process_s):.3f} s, peak extra memory {100 * median(self.extra):.1f} % of the weights"
+            f"{median(self.process_s):.3f} s, peak extra memory {100 * max(self.extra):.1f} % of the weights"
         )
 
 
@@ -137,6 +137,8 @@ def _load_rounds(
         numbers = report["last_load"]["numbers"]
         process_s = _total(numbers, "process_s") if scale.device == "cpu" else 0.0
         say(f"  gpu_fetch {transport} round {number}: {_parts(numbers)}; plain {plain_s:.3f} s")
+        # The first load counts here: what it took and the allocator kept is not extra in later ones.
+        found.extra.append((numbers["peak_extra_bytes"] or 0) / scale.weight_bytes)
         if not number:
             continue
         found.plain_s.append(plain_s)
@@ -144,7 +146,6 @@ def _load_rounds(
         found.load_s.append(numbers["seconds"] - process_s)
         found.process_s.append(process_s)
         found.plan_s.append(numbers["plan_s"])
-        found.extra.append((numbers["peak_extra_bytes"] or math.nan) / scale.weight_bytes)
     return found
 
 
@@ -162,9 +163,9 @@ def _fetch_figures(scale: Scale, loads: Mapping[str, Loads]) -> list[Figure]:
         ),
         Figure(
             goal=goal_of("gpu_fetch_extra_memory_ratio"),
-            ours=[max(each.extra[number] for each in every) for number in range(scale.rounds)],
+            ours=[max(max(each.extra) for each in every)],
             peer=[],
-            notes=["the worst transport of each round"],
+            notes=["the worst of all loads, first ones included"],
         ),
         Figure(
             goal=goal_of("replay_plan_ratio"),
