@@ -55,9 +55,9 @@ def assert_computes(started: EngineProcess, expected: list[float]) -> None:
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_tied", "llama", "qwen3_moe"])
 def test_loads(publishers: dict[str, Publish], tmp_path: Path, architecture: Architecture, ranks: int) -> None:
     models = checkpoints(architecture, VERSIONS)
-    expected = reference_logprobs(models, tmp_path, ranks=ranks)
+    references = reference_logprobs(models[1:], tmp_path, ranks=ranks)
     with engine(models[0], tmp_path / "engine", PORT, ranks=ranks) as started:
-        assert_computes(started, expected[0])
+        expected = [started.logprobs(), *references]
         for transport in ("path", "store", "nixl"):
             for mode in ("gpu_fetch", "cpu_prefetch"):
                 for number in (1, 2, 0):
