@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
 REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults)
 
-.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo bench-router clean
+.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo bench-router bench-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -56,6 +56,9 @@ demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 l
 
 bench-router: setup ## the router beside vllm-router, in about 8 minutes; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.benchmarks.bench_router $(ARGS)
+
+bench-weights: stack ## weight loads beside plain transfers of the same bytes; ARGS="--help" shows what can be chosen
+	@$(BIN)/python -m tests.benchmarks.bench_weights $(ARGS)
 
 clean: ## remove .venv, the model and all caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from connectors.vllm_plugin.fence_rules import EPOCH_HEADER, FENCE_PATH, INSTANCE_HEADER, SALTED_HEADER
+from connectors.vllm_plugin.fence_rules import EPOCH_HEADER, FENCE_PATH, INSTANCE_HEADER, SALTED_HEADER, WEIGHTS_PATH
+from connectors.vllm_plugin.weights.verdict import RankReport
 
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 """Prompt tokens that came from a connector instead of being computed."""
@@ -52,6 +54,32 @@ class FenceView:
     """This life of the engine."""
     epoch: int | None
     """The confirmed one; None while the fence is closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How weights are to be loaded. None: as the engine is set, or as it does anyway."""
+
+    mode: str | None = None
+    """`gpu_fetch` or `cpu_prefetch`."""
+    check_finite: bool | None = None
+    timeout_s: float | None = None
+    """Bound of each step that waits for the source."""
+    limit_s: float | None = None
+    """Bound of the whole load."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsAnswer:
+    """What an engine says after a command about weights: a failure that its ranks agree on is an answer too."""
+
+    ok: bool
+    error: str
+    version: str | None
+    """Of the weights in its parameters; None where it has those that it started with."""
+    unfit: str
+    """Why it must not serve; empty where it may."""
+    ranks: tuple[RankReport, ...]
 
 
 class EngineClient:
@@ -129,6 +157,58 @@ class EngineClient:
         command = {"instance": instance, "epoch": epoch, **asdict(order)}
         return self._fence_view(self._call("POST", FENCE_PATH, json=command))
 
+    def prefetch_weights(
+        self, instance: str, source: Mapping[str, Any], order: CommandOrder, options: LoadOptions | None = None
+    ) -> WeightsAnswer:
+        """Begin to copy a version into host memory. Returns at once; `weights` says how far it is."""
+        return self._weights_command("prefetch", instance, order, _load_body(source, options))
+
+    def load_weights(
+        self, instance: str, source: Mapping[str, Any], order: CommandOrder, options: LoadOptions | None = None
+    ) -> WeightsAnswer:
+        """Put a version into the parameters of a paused engine. Returns when all ranks have one verdict, which the
+        answer tells. The epoch has to be confirmed anew after a success.
+
+        Raises:
+            EngineCallFailed: no answer, or the command was not obeyed at all.
+        """
+        return self._weights_command("load", instance, order, _load_body(source, options))
+
+    def reset_weights(self, instance: str, order: CommandOrder) -> WeightsAnswer:
+        """Forget a prefetch, and an update that was started and never finished."""
+        return self._weights_command("reset", instance, order, {})
+
+    def serve_weights(self, instance: str, order: CommandOrder) -> WeightsAnswer:
+        """Let peers read this engine's weights: `served` of the reports is their source. Ends with the next load."""
+        return self._weights_command("serve", instance, order, {})
+
+    def weights(self) -> WeightsAnswer:
+        """What every rank says of its weights."""
+        return self._weights_answer(self._call("GET", f"{WEIGHTS_PATH}state"))
+
+    def _weights_command(
+        self, name: str, instance: str, order: CommandOrder, fields: Mapping[str, object]
+    ) -> WeightsAnswer:
+        body = {"instance": instance, **asdict(order), **fields}
+        # The engine bounds its work itself, and says so; giving up before it would leave the outcome open.
+        reply = self._call("POST", f"{WEIGHTS_PATH}{name}", json=body, patient=True, accepted=(200, 500))
+        return self._weights_answer(reply)
+
+    def _weights_answer(self, reply: httpx.Response) -> WeightsAnswer:
+        try:
+            answer = reply.json()
+            reports = tuple(RankReport.from_wire(report) for report in answer["ranks"])
+            return WeightsAnswer(
+                ok=answer["ok"],
+                error=answer["error"],
+                version=answer["version"],
+                unfit=answer["unfit"],
+                ranks=reports,
+            )
+        except (ValueError, KeyError, TypeError) as error:
+            text = f"{reply.request.method} {reply.url} answered {reply.status_code}: {reply.text[:SHOWN]}"
+            raise EngineCallFailed(text) from error
+
     def _fence_view(self, reply: httpx.Response) -> FenceView:
         try:
             answer = reply.json()
@@ -174,12 +254,20 @@ class EngineClient:
         json: object = None,
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
+        patient: bool = False,
+        accepted: Sequence[int] = (),
     ) -> httpx.Response:
         try:
-            reply = self._http.request(method, path, json=json, params=params, headers=headers)
+            timeout = None if patient else self._http.timeout
+            reply = self._http.request(method, path, json=json, params=params, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             cause = str(error) or type(error).__name__
             raise EngineCallFailed(f"{method} {self._url}{path}: {cause}") from error
-        if not reply.is_success:
+        if not reply.is_success and reply.status_code not in accepted:
             raise EngineCallFailed(f"{method} {self._url}{path} answered {reply.status_code}: {reply.text[:SHOWN]}")
         return reply
+
+
+def _load_body(source: Mapping[str, Any], options: LoadOptions | None) -> dict[str, object]:
+    given = {} if options is None else asdict(options)
+    return {"source": dict(source), **{name: value for name, value in given.items() if value is not None}}

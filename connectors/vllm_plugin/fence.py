@@ -11,6 +11,7 @@ Pure ASGI: replies pass through piece by piece. Only the standard library is use
 
 from __future__ import annotations
 
+import base64
 import hmac
 import json
 import logging
@@ -31,6 +32,8 @@ from connectors.vllm_plugin.fence_rules import (
     error_answer,
     route_kind,
 )
+from connectors.vllm_plugin.weight_routes import WeightRoutes
+from connectors.vllm_plugin.weight_rules import LONGEST_WEIGHT_COMMAND
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -81,6 +84,7 @@ class Fence:
         self._app = app
         self._token = read_token(os.environ)
         self._state = FenceState(instance=read_instance(os.environ))
+        self._weights = WeightRoutes(self._state)
         _log.info("fence: instance %s, closed until an epoch is confirmed", self._state.instance)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,6 +105,15 @@ class Fence:
             await self._generate(scope, headers, receive, send)
         elif kind == "fence":
             await _reply(send, await self._own_route(scope["method"], receive))
+        elif kind == "weights":
+            await _reply(send, await self._weight_route(scope, receive))
+        elif kind == "vllm_weights":
+            await _reply(send, await self._weights.vllm(scope["app"], _route_path(scope), self._whole(scope, receive)))
+        elif kind == "lora":
+            message = "adapters are not loaded here: they change weights, and no epoch would say so"
+            await _reply(send, error_answer(403, "permission_error", message))
+        elif kind == "health" and (unfit := self._state.unfit()):
+            await _reply(send, error_answer(503, "fenced", unfit, param="weights"))
         else:
             if kind == "pause":
                 self._state.pause_received()
@@ -144,14 +157,37 @@ class Fence:
         if body is None:
             return error_answer(400, "invalid_request_error", "the body did not arrive", param="body")
         before = self._state.epoch
-        answer = self._state.obey(b"".join(message.get("body", b"") for message in body))
+        answer = self._state.obey(_joined(body))
         if self._state.epoch != before:
             _log.info("fence: the confirmed epoch is %s, before it was %s", self._state.epoch, before)
         return answer
 
+    async def _weight_route(self, scope: Scope, receive: Receive) -> Answer:
+        body = await _whole_body(receive, at_most=LONGEST_WEIGHT_COMMAND)
+        if body is None:
+            return error_answer(400, "invalid_request_error", "the body did not arrive", param="body")
+        return await self._weights.own(scope["app"], scope["method"], _route_path(scope), _joined(body))
+
+    def _whole(self, scope: Scope, receive: Receive) -> Callable[[], Awaitable[Answer]]:
+        """A call that lets the app answer, and returns its answer instead of sending it."""
+
+        async def forward() -> Answer:
+            messages: list[Message] = []
+
+            async def keep(message: Message) -> None:
+                messages.append(message)
+
+            await self._app(scope, receive, keep)
+            return _kept(messages)
+
+        return forward
+
     def _has_token(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        return scheme.lower() == b"bearer" and hmac.compare_digest(token.strip(), self._token)
+        scheme, _, given = headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"basic":
+            # Of a URL with a password, which is all that vLLM's weight sync client can be given.
+            return hmac.compare_digest(_password(given), self._token)
+        return scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(), self._token)
 
     def _labelled(self, send: Send) -> Send:
         async def send_labelled(message: Message) -> None:
@@ -193,6 +229,28 @@ async def _whole_body(receive: Receive, at_most: int | None = None) -> list[Mess
         size += len(message.get("body", b""))
         if not message.get("more_body", False) or (at_most is not None and size > at_most):
             return messages
+
+
+def _joined(messages: Sequence[Message]) -> bytes:
+    return b"".join(message.get("body", b"") for message in messages)
+
+
+def _kept(messages: Sequence[Message]) -> Answer:
+    """What an app sent, as an answer: vLLM's control routes all speak JSON."""
+    status = next((message["status"] for message in messages if message["type"] == "http.response.start"), 500)
+    text = _joined(messages)
+    try:
+        content = json.loads(text)
+    except ValueError:
+        content = {"detail": text.decode("utf-8", "replace")}
+    return Answer(status, content if isinstance(content, dict) else {"detail": content})
+
+
+def _password(credentials: bytes) -> bytes:
+    try:
+        return base64.b64decode(credentials, validate=True).partition(b":")[2]
+    except ValueError:
+        return b""
 
 
 def _first(messages: Sequence[Message], receive: Receive) -> Receive:

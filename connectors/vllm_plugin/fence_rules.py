@@ -6,7 +6,7 @@ Loaded by the engine's interpreter, so only the standard library is used.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -27,18 +27,30 @@ LONGEST_COMMAND = 4096
 Order = tuple[int, int, int]
 """(update, attempt, step) of a command. Later commands compare greater."""
 Headers = Mapping[bytes, bytes]
-RouteKind = Literal["generating", "token_only", "pause", "resume", "fence"]
+RouteKind = Literal["generating", "token_only", "pause", "resume", "fence", "weights", "vllm_weights", "health", "lora"]
 
 FENCE_PATH = "/fence"
+WEIGHTS_PATH = "/weights/"
+VLLM_WEIGHTS = frozenset(
+    {
+        "/start_weight_update",
+        "/start_draft_weight_update",
+        "/update_weights",
+        "/finish_weight_update",
+        "/update_weight_version",
+        "/collective_rpc",
+    }
+)
+"""vLLM's own routes by which weights or what ranks answer can change."""
+_LORA = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _OBSERVATION = (
-    "/health /ping /metrics /version /load /v1/models /openapi.json /is_paused /is_sleeping /server_info /weight_info"
+    "/ping /metrics /version /load /v1/models /openapi.json /is_paused /is_sleeping /server_info /weight_info"
     " /get_world_size /tokenizer_info /kv_event_sources /fault_tolerance/status"
 )
 _CONTROL = (
-    "/ping /tokenize /detokenize /abort_requests /inference/v1/abort_requests /collective_rpc"
+    "/ping /tokenize /detokenize /abort_requests /inference/v1/abort_requests"
     " /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up /release_kv_cache_memory"
-    " /init_weight_transfer_engine /shutdown_weight_transfer_engine /start_weight_update /start_draft_weight_update"
-    " /update_weights /finish_weight_update /update_weight_version /weight_checker"
+    " /init_weight_transfer_engine /shutdown_weight_transfer_engine /weight_checker"
     " /start_profile /stop_profile /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply"
 )
 _TOKEN_ONLY = {"GET": frozenset(_OBSERVATION.split()), "POST": frozenset(_CONTROL.split())}
@@ -49,6 +61,14 @@ included that a later vLLM adds."""
 def route_kind(method: str, path: str) -> RouteKind:
     if path == FENCE_PATH:
         return "fence"
+    if path.startswith(WEIGHTS_PATH):
+        return "weights"
+    if path in _LORA:
+        return "lora"
+    if method == "POST" and path in VLLM_WEIGHTS:
+        return "vllm_weights"
+    if (method, path) == ("GET", "/health"):
+        return "health"
     if (method, path) == ("POST", "/pause"):
         return "pause"
     if (method, path) == ("POST", "/resume"):
@@ -96,26 +116,36 @@ class Command:
 
 def read_command(body: bytes) -> Command:
     """Raises `CommandInvalid`."""
-    if len(body) > LONGEST_COMMAND:
-        raise CommandInvalid("body", f"is longer than {LONGEST_COMMAND} bytes")
+    data = read_fields(body, required=("epoch",), optional=(), at_most=LONGEST_COMMAND)
+    epoch = None if data["epoch"] is None else _whole_number(data, "epoch")
+    return Command(data["instance"], epoch, order_of(data))
+
+
+def read_fields(body: bytes, *, required: Sequence[str], optional: Sequence[str], at_most: int) -> dict[str, Any]:
+    """The object that a command is, with its instance and order beside its own fields. Raises `CommandInvalid`."""
+    if len(body) > at_most:
+        raise CommandInvalid("body", f"is longer than {at_most} bytes")
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
         raise CommandInvalid("body", "is not JSON") from None
     if not isinstance(data, dict):
         raise CommandInvalid("body", "is not a JSON object")
-    names = ("instance", "epoch", "update", "attempt", "step")
-    for name in names:
+    for name in ("instance", *required, "update", "attempt", "step"):
         if name not in data:
             raise CommandInvalid(name, "is missing")
     for name in data:
-        if name not in names:
-            raise CommandInvalid(name, "is not a field of a fence command")
+        if name not in ("instance", *required, *optional, "update", "attempt", "step"):
+            raise CommandInvalid(name, "is not a field of this command")
     if not isinstance(data["instance"], str):
         raise CommandInvalid("instance", "is not a string")
-    epoch = None if data["epoch"] is None else _whole_number(data, "epoch")
-    order = (_whole_number(data, "update"), _whole_number(data, "attempt"), _whole_number(data, "step"))
-    return Command(data["instance"], epoch, order)
+    order_of(data)
+    return data
+
+
+def order_of(data: dict[str, Any]) -> Order:
+    """Raises `CommandInvalid`."""
+    return _whole_number(data, "update"), _whole_number(data, "attempt"), _whole_number(data, "step")
 
 
 def _whole_number(data: dict[str, Any], name: str) -> int:
@@ -141,6 +171,14 @@ class FenceState:
     """X-Request-Id of each generating request that was accepted and has not ended."""
     accepted: int = 0
     """Generating requests so far; numbers them, since two may carry one X-Request-Id."""
+    version: str | None = None
+    """Of the weights, where a load of ours brought them."""
+    weights_command: str = ""
+    """What is being done to the weights now; empty while nothing is."""
+    torn: str = ""
+    """Why the parameters are no version's; empty where they are whole. A load that succeeds mends it."""
+    lost: str = ""
+    """Why this life of the engine cannot be trusted any more. Nothing mends it."""
 
     def refusal(self, headers: Headers) -> Answer | None:
         """Why a generating request with these headers must not run; None where it may."""
@@ -162,9 +200,17 @@ class FenceState:
             found[EPOCH_HEADER] = f"{EPOCH_HEADER} {_said(epoch)}, the confirmed epoch is {self.epoch}"
         if _text(headers, SALTED_HEADER) != "1":
             found[SALTED_HEADER] = f"{SALTED_HEADER} is not 1: only salted requests are served"
+        if unfit := self.unfit():
+            found["weights"] = unfit
         if self.paused:
             found["pause"] = "the engine is paused until POST /resume succeeds"
         return found
+
+    def unfit(self) -> str:
+        """Why this engine must not serve whatever comes; empty where it may."""
+        if self.lost:
+            return f"this life of the engine must end: {self.lost}"
+        return f"no weights until a load succeeds: {self.torn}" if self.torn else ""
 
     def accept(self, request_id: str) -> int:
         """Note a generating request as open; `end` takes what this returns."""
@@ -193,6 +239,8 @@ class FenceState:
             "paused": self.paused,
             "open_requests": list(self.open_requests.values()),
             "order": None if self.order is None else list(self.order),
+            "version": self.version,
+            "unfit": self.unfit(),
         }
 
     def obey(self, body: bytes) -> Answer:
@@ -201,18 +249,29 @@ class FenceState:
             command = read_command(body)
         except CommandInvalid as error:
             return error_answer(400, "invalid_request_error", str(error), param=error.field)
-        if command.instance != self.instance:
-            message = f"instance is {_shown(command.instance)}, this instance is {self.instance}"
-            return error_answer(409, "conflict", message, param="instance")
+        if conflict := self.conflict(command.instance, command.order):
+            return conflict
+        if command.epoch is not None:
+            busy = f"{self.weights_command} is running" if self.weights_command else ""
+            if problem := self.unfit() or busy:
+                return error_answer(409, "conflict", problem, param="epoch")
         given = list(command.order)
-        if self.order is not None and command.order < self.order:
-            message = f"the command is {given}, and {list(self.order)} was accepted before: it comes too late"
-            return error_answer(409, "conflict", message, param="update", given=given, accepted=list(self.order))
         if command.order == self.order and command.epoch != self.epoch:
             message = f"the command {given} was accepted before with epoch {self.epoch}, and now says {command.epoch}"
-            return error_answer(409, "conflict", message, param="epoch", given=given, accepted=list(self.order))
+            return error_answer(409, "conflict", message, param="epoch", given=given, accepted=given)
         self.epoch, self.order = command.epoch, command.order
         return Answer(200, self.view())
+
+    def conflict(self, instance: str, order: Order) -> Answer | None:
+        """Why a command for this instance and of this order must not be obeyed; None where it may."""
+        if instance != self.instance:
+            message = f"instance is {_shown(instance)}, this instance is {self.instance}"
+            return error_answer(409, "conflict", message, param="instance")
+        if self.order is not None and order < self.order:
+            given, accepted = list(order), list(self.order)
+            message = f"the command is {given}, and {accepted} was accepted before: it comes too late"
+            return error_answer(409, "conflict", message, param="update", given=given, accepted=accepted)
+        return None
 
     def labels(self) -> list[tuple[bytes, bytes]]:
         """Headers of every reply."""

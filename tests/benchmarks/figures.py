@@ -1,6 +1,7 @@
-"""The figures of a run: rounds of both routers, medians, ratios, and how they are printed. Pure.
+"""The figures of a run: rounds of ours and of a peer, medians, ratios, and how they are printed. Pure.
 
-`parts.py` fills them from the measuring modules; the last line of a run is `result_line` of all of them.
+`parts.py` fills those of the routers, `weights/parts.py` those of weight loads; the last line of a run is `result_line`
+of all of them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ Key = Literal[
 class Goal:
     """What a key of the result means, and the value that it should reach."""
 
-    key: Key
+    key: str
     title: str
     unit: str
     bound: Literal["at most", "at least"]
     limit: float
     is_ratio: bool
     """The value is ours divided by the peer's; else it is ours alone."""
+    peer: str = "peer"
+    """What ours is compared with, in a word."""
 
 
 GOALS = (
@@ -132,7 +135,7 @@ class Figure:
             _rounds("ours", self.ours, goal.unit),
         ]
         if self.peer:
-            lines.append(_rounds("peer", self.peer, goal.unit))
+            lines.append(_rounds(goal.peer, self.peer, goal.unit))
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -151,10 +154,10 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[max(0, -int(-len(ordered) * percent // 100) - 1)]
 
 
-def result_line(figures: Sequence[Figure]) -> str:
+def result_line(figures: Sequence[Figure], goals: Sequence[Goal] = GOALS) -> str:
     """One JSON object with a key per goal; null for what was left out of this run."""
     values = {figure.goal.key: rounded(figure.value) for figure in figures}
-    return json.dumps({goal.key: values.get(goal.key) for goal in GOALS})
+    return json.dumps({goal.key: values.get(goal.key) for goal in goals})
 
 
 def _rounds(name: str, values: Sequence[float], unit: str) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 PORTS = range(20_000, 32_000)
@@ -62,7 +63,7 @@ def started(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            stack.callback(_end, popen)
+            stack.callback(end, popen)
         yield Process(name=name, pid=popen.pid, log=log, popen=popen)
 
 
@@ -81,12 +82,12 @@ def _undisturbed() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def _end(popen: subprocess.Popen[bytes]) -> None:
+def end(popen: subprocess.Popen[Any]) -> None:
     with _undisturbed():
         _terminate(popen)
 
 
-def _terminate(popen: subprocess.Popen[bytes]) -> None:
+def _terminate(popen: subprocess.Popen[Any]) -> None:
     descendants = tree(popen.pid)[1:]
     popen.terminate()
     try:

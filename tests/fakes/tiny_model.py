@@ -1,4 +1,4 @@
-"""Makes a tiny Qwen3 checkpoint with random weights and a byte tokenizer: starts fast, and a wrong KV block shows.
+"""Makes tiny checkpoints with random weights and a byte tokenizer: they start fast, and a wrong KV block shows.
 
 Queries are scaled up so that attention picks out few positions: then a missing or foreign block changes the output,
 where an untrained model would average it away. Run by the engine stack's interpreter.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any, Literal
+
+Architecture = Literal["qwen3", "qwen3_tied", "llama", "qwen3_moe"]
 
 LAYERS = 4
 HIDDEN = 128
@@ -22,14 +25,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_model(out: Path, seed: int = 0) -> Path:
+def make_tiny_model(out: Path, seed: int = 0, architecture: Architecture = "qwen3") -> Path:
     """Write the checkpoint to `out` unless it is there; equal seeds give equal weights."""
     if (out / "config.json").exists():
         return out
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
     vocabulary = _write_tokenizer(partial)
-    _write_weights(partial, vocabulary, seed)
+    _write_weights(partial, vocabulary, seed, architecture)
     partial.rename(out)
     return out
 
@@ -56,30 +59,41 @@ def _write_tokenizer(out: Path) -> int:
     return len(entries)
 
 
-def _write_weights(out: Path, vocabulary: int, seed: int) -> None:
+def _write_weights(out: Path, vocabulary: int, seed: int, architecture: Architecture) -> None:
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    config = transformers.Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        head_dim=HEAD_DIM,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        eos_token_id=vocabulary - 1,
-        dtype="float32",
-    )
-    model = transformers.Qwen3ForCausalLM(config)
+    model = transformers.AutoModelForCausalLM.from_config(_config(vocabulary, architecture))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("q_norm.weight"):
                 parameter.mul_(QUERY_SCALE)
-            elif parameter.dim() == 2:
+            elif parameter.dim() > 1:
                 parameter.normal_(std=HIDDEN**-0.5)
     model.save_pretrained(out)
+
+
+def _config(vocabulary: int, architecture: Architecture) -> Any:
+    import transformers
+
+    sizes = {
+        "vocab_size": vocabulary,
+        "hidden_size": HIDDEN,
+        "intermediate_size": 2 * HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": architecture == "qwen3_tied",
+        "eos_token_id": vocabulary - 1,
+        "dtype": "float32",
+    }
+    if architecture == "llama":
+        return transformers.LlamaConfig(**sizes)
+    if architecture == "qwen3_moe":
+        experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": HIDDEN, "norm_topk_prob": True}
+        return transformers.Qwen3MoeConfig(**sizes, **experts, decoder_sparse_step=1)
+    return transformers.Qwen3Config(**sizes)

@@ -103,6 +103,7 @@ def scope_of(method: str, path: str, headers: dict[str, str], **more: Any) -> Sc
 
 async def call(
     app: App,
+    /,
     method: str,
     path: str,
     headers: dict[str, str] = BEARER,

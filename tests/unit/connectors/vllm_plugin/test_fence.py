@@ -110,7 +110,7 @@ def test_a_refused_request_is_answered_before_its_body_is_read() -> None:
 def test_observation_and_control_need_the_token_alone() -> None:
     async def scenario() -> None:
         fence = Fence(Inner())
-        for method, path in (("GET", "/metrics"), ("POST", "/tokenize"), ("POST", "/update_weights")):
+        for method, path in (("GET", "/metrics"), ("POST", "/tokenize"), ("POST", "/weight_checker")):
             assert (await call(fence, method, path)).status == 200
 
     asyncio.run(scenario())
@@ -245,6 +245,8 @@ def test_its_own_route() -> None:
             "paused": False,
             "open_requests": [],
             "order": None,
+            "version": None,
+            "unfit": "",
         }
         await confirm(fence)
         answer = json.loads((await call(fence, "GET", "/fence")).body)
@@ -350,4 +352,9 @@ def test_it_needs_only_the_standard_library() -> None:
         "connectors.vllm_plugin",
         "connectors.vllm_plugin.fence",
         "connectors.vllm_plugin.fence_rules",
+        "connectors.vllm_plugin.weight_routes",
+        "connectors.vllm_plugin.weight_rules",
+        "connectors.vllm_plugin.weights",
+        "connectors.vllm_plugin.weights.settings",
+        "connectors.vllm_plugin.weights.verdict",
     }

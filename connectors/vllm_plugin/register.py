@@ -1,0 +1,21 @@
+"""Entry point of the group `vllm.general_plugins`: vLLM calls it once in each of its processes.
+
+It makes the backend of `weights/backend.py` known by name; everything else of the plug-in is named on the command line.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from connectors.vllm_plugin.weights.settings import BACKEND
+
+
+def register() -> None:
+    # vLLM calls plug-ins in processes that never load a model too: the class is imported on use.
+    from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+
+    # vLLM may load a plug-in more than once.
+    with suppress(ValueError):
+        WeightTransferEngineFactory.register_engine(
+            BACKEND, "connectors.vllm_plugin.weights.backend", "HeadraceWeightEngine"
+        )

@@ -1,0 +1,62 @@
+"""`rank.py` as a method of vLLM's worker: `--worker-extension-cls
+connectors.vllm_plugin.weights.extension.WorkerExtension`.
+
+vLLM's collective call reaches it by name on all ranks; `vllm_plugin/weight_routes.py` makes the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm.config import set_current_vllm_config
+
+from connectors.vllm_plugin.weights.backend import HeadraceWeightEngine
+from connectors.vllm_plugin.weights.rank import RankWeights, rank_of_engine
+from connectors.vllm_plugin.weights.verdict import RankReport
+
+
+class WorkerExtension:
+    """vLLM mixes it into its worker; a worker has no attribute of these names."""
+
+    headrace_rank: RankWeights | None = None
+
+    def headrace_weights(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """Carry out a `WeightCommand`, return a `RankReport`, both as data for the wire. Never raises."""
+        worker: Any = self
+        try:
+            if self.headrace_rank is None:
+                self.headrace_rank = _rank_of(worker)
+            if command.get("name") == "reset":
+                _end_session(worker)
+            with set_current_vllm_config(worker.vllm_config):
+                return self.headrace_rank.answer(command)
+        except Exception as error:
+            # Whatever it is, it must not be raised (see `verdict.py`).
+            text = f"{type(error).__name__}: {error}"
+            size = worker.vllm_config.parallel_config.world_size
+            report = RankReport(
+                call=str(command.get("call")), rank=worker.rank % size, ranks=size, ok=False, error=text
+            )
+            return report.to_wire()
+
+
+def _rank_of(worker: Any) -> RankWeights:
+    """That of the weight transfer engine, where it is ours: one rank has one state."""
+    engine = getattr(worker, "weight_transfer_engine", None)
+    if isinstance(engine, HeadraceWeightEngine):
+        rank: RankWeights = engine.rank
+        return rank
+    return rank_of_engine(worker.model_runner.get_model(), worker.vllm_config)
+
+
+def _end_session(worker: Any) -> None:
+    """Forget an update of vLLM's own that was started and never finished.
+
+    vLLM has no public call for it; its worker refuses the next start with an exception, which breaks engines with
+    several ranks.
+    """
+    worker._weight_update_active = False
+    engine = getattr(worker, "weight_transfer_engine", None)
+    if engine is not None and hasattr(engine, "reset_weight_update_target"):
+        engine.reset_weight_update_target()

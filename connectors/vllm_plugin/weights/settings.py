@@ -1,0 +1,57 @@
+"""How this engine takes weights: one environment variable, read once by every worker. Standard library only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+SETTINGS_VARIABLE = "HEADRACE_WEIGHTS"
+"""Environment variable with a JSON object of `WeightSettings`' fields."""
+
+BACKEND = "headrace"
+"""Of vLLM's weight transfer config."""
+WORKER_EXTENSION = "connectors.vllm_plugin.weights.extension.WorkerExtension"
+"""Of vLLM's `--worker-extension-cls`."""
+
+LoadMode = Literal["gpu_fetch", "cpu_prefetch"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSettings:
+    """Of one engine."""
+
+    mode: LoadMode = "gpu_fetch"
+    """`gpu_fetch`: straight into the parameters, no host memory. `cpu_prefetch`: into host memory while the engine
+    generates, from there into the parameters."""
+    keep_copy: bool = False
+    """Whether `cpu_prefetch` keeps its copy in host memory: the next prefetch needs not pin memory again, and an
+    engine whose parameters are packed can serve them to peers."""
+    host: str = "127.0.0.1"
+    """Address by which peers and sources reach this machine."""
+    fetch_cores: tuple[int, ...] = ()
+    """CPU cores for the prefetching thread and what a transport starts there; none: those of the engine."""
+
+    def __post_init__(self) -> None:
+        if self.mode not in get_args(LoadMode):
+            raise ValueError(
+                f"{SETTINGS_VARIABLE}: mode must be one of {', '.join(get_args(LoadMode))}, not {self.mode!r}"
+            )
+
+
+def read_settings(environment: Mapping[str, str]) -> WeightSettings:
+    """Raises ValueError that names what is wrong."""
+    text = environment.get(SETTINGS_VARIABLE)
+    if not text:
+        return WeightSettings()
+    try:
+        given: Any = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{SETTINGS_VARIABLE} is not JSON: {error}") from error
+    known = {each.name for each in fields(WeightSettings)}
+    if not isinstance(given, dict) or given.keys() - known:
+        raise ValueError(f"{SETTINGS_VARIABLE} must be a JSON object with fields of {', '.join(sorted(known))}")
+    if "fetch_cores" in given:
+        given["fetch_cores"] = tuple(given["fetch_cores"])
+    return WeightSettings(**given)

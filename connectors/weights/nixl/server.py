@@ -1,0 +1,255 @@
+"""A producer: lets readers read its shards where they are, and says when they may be overwritten.
+
+One per rank, in a trainer (`connectors/publisher/nixl.py`) or in an engine that serves a peer. `holdings.py` comes
+before it, `transport.py` reads. The protocol stands in `messages.py`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import socket
+import socketserver
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+
+from connectors.weights.holdings import Holding
+from connectors.weights.nixl.agent import MemoryRegion, Registered, make_agent, memory_of
+from connectors.weights.nixl.client import Channel
+from connectors.weights.nixl.desk import Desk
+from connectors.weights.nixl.leases import Readers
+from connectors.weights.nixl.messages import QUESTIONS, Attend, AwaitClosed, Layout, Producer, receive, send
+from connectors.weights.nixl.reads import Region
+from connectors.weights.source import SourceInfo
+from connectors.weights.tensors import TensorMeta
+
+LEASE_S = 15.0
+"""A reader that died holds its producers up for so long, unless said otherwise."""
+DRIVE_EVERY_S = 0.0005
+"""While attended. What needs the producer's processor (TCP, new connections) moves on only then."""
+PEER_TIMEOUT_S = 30.0
+"""For a leader that answers late, because its trainer is behind."""
+
+Gather = Callable[[Any], Sequence[Any]]
+"""Collective over the producers of a version: everybody's object, in the order of their ranks."""
+
+
+class Offer(msgspec.Struct, frozen=True):
+    """What one producer tells the leader."""
+
+    producer: Producer
+    tensors: dict[str, TensorMeta]
+
+
+class ServeError(Exception):
+    """A version could not be served; the same on all ranks, with what each one says."""
+
+
+@dataclass(slots=True)
+class NixlPublication:
+    """A version that is served, as one producer sees it."""
+
+    source: SourceInfo
+    _server: NixlServer
+    readers: Readers | None = None
+    """What became of them: on the leader, once `wait_done` has returned."""
+
+    def wait_done(self, timeout_s: float, readers: int | None = None) -> None:
+        """Return when this producer may overwrite its shards. Call it on every rank.
+
+        That is when `readers` have read everything or lost their lease, or `Release` was heard, and nobody is in the
+        middle; after `timeout_s` at the latest, when whoever still reads is cut off. The leader (rank 0) decides. The
+        others ask it: a FetchError if it can't be asked, and then nothing may be overwritten.
+        """
+        self.readers = self._server.wait_done(self.source, readers=readers, timeout_s=timeout_s)
+
+
+class NixlServer:
+    """Serves one version at a time."""
+
+    def __init__(self, *, host: str, port: int = 0, lease_s: float = LEASE_S) -> None:
+        """`host`: where readers reach this rank, and the one address that is listened on."""
+        self._agent = make_agent()
+        self._registered = Registered(self._agent)
+        self._shards: list[MemoryRegion] = []
+        self._desk = Desk(lease_s)
+        self._attendance = _Attendance(self._agent)
+        self._listener = _Listener(host, port, self._desk, self._attendance)
+        self._leads = False
+        self._digests: tuple[str, ...] = ()
+        self._offers: tuple[Offer, ...] = ()
+
+    def serve(
+        self, version: str, tensors: Mapping[str, TensorMeta], held: Sequence[Holding], *, rank: int, gather: Gather
+    ) -> NixlPublication:
+        """Open a version to readers. Collective; from now on until `wait_done` has returned the shards must stay as
+        they are.
+
+        A version that is still open is closed first.
+        """
+        self._desk.close()
+        try:
+            own, failure = self._offer(tensors, held), ""
+        except Exception as error:  # The other ranks wait for this one: it tells them.
+            own, failure = None, f"{type(error).__name__}: {error}"
+        failures = gather(failure)
+        if own is None or any(failures):
+            raise ServeError("; ".join(f"rank {number}: {text}" for number, text in enumerate(failures) if text))
+        self._exchange(own, gather)
+        self._leads = rank == 0
+        if self._leads:
+            self._desk.open(version, self._layout())
+        # Nobody hands out the source before it is open.
+        gather(None)
+        leader = self._offers[0].producer
+        source = {"transport": "nixl", "version": version, "host": leader.host, "port": leader.port}
+        return NixlPublication(source, self)
+
+    def wait_done(self, source: SourceInfo, *, readers: int | None, timeout_s: float) -> Readers | None:
+        if self._leads:
+            return self._desk.finish(source["version"], readers=readers, timeout_s=timeout_s)
+        leader = Channel(source["host"], source["port"], PEER_TIMEOUT_S)
+        try:
+            # The leader may have begun to wait a little later.
+            leader.demand(AwaitClosed(source["version"], timeout_s + PEER_TIMEOUT_S))
+        finally:
+            leader.close()
+        return None
+
+    def close(self) -> None:
+        """Cut everybody off and free everything. Idempotent."""
+        self._desk.close()
+        self._listener.stop()
+        self._attendance.stop()
+        self._registered.unuse_all()
+
+    def _offer(self, tensors: Mapping[str, TensorMeta], held: Sequence[Holding]) -> Offer:
+        shards = [holding.tensor for holding in held]
+        for device in {shard.device for shard in shards if shard.is_cuda}:
+            # Readers don't wait for this process's streams.
+            torch.cuda.synchronize(device)
+        before, self._shards = self._shards, self._registered.use(shards)
+        self._registered.unuse(before)
+        producer = Producer(
+            self._listener.host,
+            self._listener.port,
+            self._agent.name,
+            self._agent.get_agent_metadata(),
+            tuple(_region(holding) for holding in held),
+        )
+        return Offer(producer, dict(tensors))
+
+    def _exchange(self, own: Offer, gather: Gather) -> None:
+        """All offers to all, but only when one of them has changed: they may be long."""
+        digests = tuple(gather(hashlib.sha256(msgspec.msgpack.encode(own)).hexdigest()))
+        if digests != self._digests:
+            self._offers = tuple(gather(own))
+            self._digests = digests
+
+    def _layout(self) -> Layout:
+        tensors = {name: meta for offer in self._offers for name, meta in offer.tensors.items()}
+        name = hashlib.sha256("".join(self._digests).encode()).hexdigest()
+        return Layout(name, tensors, tuple(offer.producer for offer in self._offers))
+
+
+def _region(holding: Holding) -> Region:
+    tensor = holding.tensor
+    memory, device = memory_of(tensor)
+    strides = tuple(step * tensor.element_size() for step in tensor.stride())
+    return Region(holding.piece, tensor.data_ptr(), strides, memory, device)
+
+
+class _Attendance:
+    """Drives the agent while a reader wants it: otherwise the trainer has its processor to itself."""
+
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
+        self._readers = 0
+        self._stopping = False
+        self._changed = threading.Condition()
+        self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+        self._thread = threading.Thread(target=self._drive, name="weights-drive", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._readers += 1
+            self._changed.notify()
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._readers -= 1
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _drive(self) -> None:
+        if self._device is not None:
+            # Where this thread has to copy out of a GPU, UCX looks for the CUDA context of the thread.
+            torch.cuda.set_device(self._device)
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._readers or self._stopping)
+                if self._stopping:
+                    return
+            # Nobody sends notifications: asking for them is how NIXL lets itself be driven.
+            self._agent.get_new_notifs()
+            time.sleep(DRIVE_EVERY_S)
+
+
+class _Listener(socketserver.ThreadingTCPServer):
+    """One thread per connection: readers are few, and each mostly waits."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = True
+    request_queue_size = 512
+
+    def __init__(self, host: str, port: int, desk: Desk, attendance: _Attendance) -> None:
+        self.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        super().__init__((host, port), _Conversation)
+        self.host, self.port = host, int(self.server_address[1])
+        self.desk, self.attendance = desk, attendance
+        self._thread = threading.Thread(target=self.serve_forever, name="weights-listen", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+
+
+class _Conversation(socketserver.BaseRequestHandler):
+    server: _Listener
+    request: socket.socket
+
+    def setup(self) -> None:
+        # A reader whose machine vanished must not be attended for good.
+        self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def handle(self) -> None:
+        # Whoever hangs up or talks nonsense ends its own connection, nothing else.
+        with suppress(OSError, EOFError, msgspec.MsgspecError):
+            self._answer_all()
+
+    def _answer_all(self) -> None:
+        while True:
+            question = receive(self.request, QUESTIONS)
+            if not isinstance(question, Attend):
+                send(self.request, self.server.desk.answer(question))
+                continue
+            with self.server.attendance:
+                send(self.request, self.server.desk.answer(question))
+                # The reader says nothing more; it hangs up.
+                self.request.recv(1)
+                return

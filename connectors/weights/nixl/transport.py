@@ -1,0 +1,177 @@
+"""A reader: takes what one rank needs straight out of M producers' shards, with one-sided reads.
+
+Before it `client.py` (the lease) and `session.py` (the reads), after it the load in `vllm_plugin/weights/`. The
+protocol stands in `messages.py`.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
+
+from connectors.weights.nixl.client import Channel, HeldLease
+from connectors.weights.nixl.messages import Attend, Layout, Open, Opened, Release
+from connectors.weights.nixl.reads import Reader
+from connectors.weights.nixl.session import Posted, Prepared, Session
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target
+from connectors.weights.tensors import TensorMeta
+
+
+class NixlTransport:
+    """One rank's, for as long as its engine lives."""
+
+    def __init__(self, *, rank: int, world_size: int) -> None:
+        """Which rank of its engine this is. Where several engines load together, `first_reader` and `readers` of the
+        source say which of all generator ranks the engine's rank 0 is and how many they are: so that load spreads over
+        producers that hold the same."""
+        self._rank = rank
+        self._world_size = world_size
+        self._name = uuid.uuid4().hex
+        self._layout: Layout | None = None
+        self._session: Session | None = None
+
+    def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> NixlFetch:
+        with self.session():
+            # Before there is a lease: to start NIXL may take longer than one lasts.
+            pass
+        with ExitStack() as undo:
+            leader = undo.enter_context(closing(Channel(source["host"], source["port"], timeout_s)))
+            opened = self._let_in(leader, source)
+            lease = HeldLease(leader, opened.lease, opened.lease_s)
+            undo.callback(lease.let_go)
+            layout = self._layout = opened.layout or self._layout
+            assert layout is not None, "a leader leaves out only what its reader has named"
+            groups = plan(layout.tensors)
+            first = source.get("first_reader", 0)
+            count = source.get("readers", self._world_size)
+            reader = Reader(self._rank, self._world_size, first, count)
+            with self.session() as session:
+                kept = session.prepared(layout, groups, reader)
+                prepared = kept or session.prepare(layout, groups, reader)
+            attended = []
+            for number in prepared.producers:
+                producer = layout.producers[number]
+                channel = undo.enter_context(closing(Channel(producer.host, producer.port, timeout_s)))
+                channel.demand(Attend())
+                attended.append(channel)
+            return NixlFetch(self, prepared, lease, attended, undo.pop_all(), planned=kept is None, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        self.discard_session()
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """The session that lives. What goes wrong in it ends it, and is a FetchError."""
+        if self._session is None:
+            self._session = Session()
+        try:
+            yield self._session
+        except FetchError:
+            self.discard_session()
+            raise
+        except Exception as error:  # NIXL's errors have no base of their own.
+            self.discard_session()
+            raise FetchError(f"NIXL: {type(error).__name__}: {error}") from error
+
+    def discard_session(self) -> None:
+        """Nothing that it began to read is written any more."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _let_in(self, leader: Channel, source: SourceInfo) -> Opened:
+        known = "" if self._layout is None else self._layout.name
+        answer = leader.demand(Open(self._name, source["version"], known))
+        assert isinstance(answer, Opened), answer
+        return answer
+
+
+class NixlFetch:
+    """One version, open to one rank."""
+
+    def __init__(
+        self,
+        transport: NixlTransport,
+        prepared: Prepared,
+        lease: HeldLease,
+        attended: Sequence[Channel],
+        held: ExitStack,
+        *,
+        planned: bool,
+        timeout_s: float,
+    ) -> None:
+        self.planned = planned
+        """Whether its reads had to be planned; else they are those of the last load."""
+        self._transport = transport
+        self._prepared = prepared
+        self._lease = lease
+        self._attended = attended
+        self._held = held
+        self._timeout_s = timeout_s
+        self._posted: dict[int, Posted] = {}
+        self._failure: FetchError | None = None
+
+    @property
+    def manifest(self) -> Mapping[str, TensorMeta]:
+        return self._prepared.layout.tensors
+
+    def start(self, group: int, targets: Sequence[Target]) -> None:
+        try:
+            self._post(group, targets)
+        except FetchError as error:
+            self._failure = error
+
+    def fetch(self, group: int, targets: Sequence[Target]) -> Moved:
+        if self._failure is not None:
+            raise self._failure
+        begin = time.monotonic()
+        try:
+            moved = self._fetch(group, targets)
+        except FetchError as error:
+            # The session that its transfers belonged to is gone.
+            self._failure = error
+            raise
+        moved.transfer_s = time.monotonic() - begin
+        return moved
+
+    def close(self) -> None:
+        if self._posted:
+            # Still in flight into targets that are nobody's business any more.
+            self._transport.discard_session()
+            self._posted.clear()
+        self._held.close()
+
+    def _fetch(self, group: int, targets: Sequence[Target]) -> Moved:
+        self._look()
+        if group not in self._posted:
+            self._post(group, targets)
+        moved = Moved()
+        transfers = self._prepared.transfers[group]
+        with self._transport.session() as session:
+            done = session.finish(transfers, self._posted[group], targets, timeout_s=self._timeout_s, look=self._look)
+            for transfer in done:
+                producer = self._prepared.layout.producers[transfer.producer]
+                name = f"{producer.host}:{producer.port}"
+                moved.by_producer[name] = moved.by_producer.get(name, 0) + transfer.nbytes
+                moved.bytes += transfer.nbytes
+        del self._posted[group]
+        if group == len(self._prepared.transfers) - 1:
+            self._lease.confirm()
+        return moved
+
+    def _post(self, group: int, targets: Sequence[Target]) -> None:
+        with self._transport.session() as session:
+            self._posted[group] = session.post(self._prepared.transfers[group], targets)
+
+    def _look(self) -> None:
+        self._lease.check()
+        for channel in self._attended:
+            channel.check_alive()
+
+
+def release(source: SourceInfo, *, timeout_s: float) -> None:
+    """Tell the producers of a version that no more readers will come."""
+    with closing(Channel(source["host"], source["port"], timeout_s)) as leader:
+        leader.demand(Release(source["version"]))

@@ -1,0 +1,98 @@
+"""The contract between a load and what brings its bytes: only `fetch` differs between modes and transports.
+
+`vllm_plugin/weights/` walks the groups of its load plan and calls `Fetch.fetch` for each; `path.py`, `store.py` and
+`nixl/` implement `Transport`. A publisher on the trainer's side makes what a `SourceInfo` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from connectors.weights.tensors import Piece, TensorMeta
+
+if TYPE_CHECKING:
+    # Plans are made of these types too, and need no torch.
+    import torch
+
+Plan = Callable[[Mapping[str, TensorMeta]], Sequence[Sequence[Piece]]]
+"""From the manifest of a version to the pieces that a rank needs, in the order of their fetches: per group those of
+`Fetch.fetch`. A piece lies within its tensor as the manifest has it. Raises FetchError with the names of tensors that
+are missing, too many or of another shape."""
+SourceInfo = Mapping[str, Any]
+"""Where one version is to be had, as JSON: `transport` ("path", "store", "nixl"), `version`, and what the transport
+needs to find it. Publishers make it, control commands carry it, it holds no secrets."""
+
+
+class FetchError(Exception):
+    """A version could not be brought. `tensors` are the names concerned, as far as they are known."""
+
+    def __init__(self, message: str, tensors: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.tensors = tuple(tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where one piece has to be put."""
+
+    piece: Piece
+    into: torch.Tensor
+    """Has the piece's shape and the dtype that the source sends; any strides, CPU (maybe pinned) or CUDA memory."""
+    stays: bool = False
+    """This memory stays where it is for all later loads: a transport may keep it registered. Memory that is freed
+    between loads must not stay registered: a network card would go on writing to pages that are somebody else's."""
+
+
+@dataclass(slots=True)
+class Moved:
+    """What one fetch did."""
+
+    bytes: int = 0
+    wait_s: float = 0.0
+    """For the source to be ready."""
+    transfer_s: float = 0.0
+    by_producer: dict[str, int] = field(default_factory=dict)
+    """Bytes per producer, where there are several."""
+
+
+class Fetch(Protocol):
+    """One version, open for one rank's load."""
+
+    @property
+    def manifest(self) -> Mapping[str, TensorMeta]:
+        """All tensors of the version, with the dtypes in which they are sent."""
+        ...
+
+    def start(self, group: int, targets: Sequence[Target]) -> None:
+        """May begin to fill a group that `fetch` is asked for next, with the same targets; what cannot work ahead
+        does nothing. Raises nothing: what goes wrong is told by `fetch`."""
+        ...
+
+    def fetch(self, group: int, targets: Sequence[Target]) -> Moved:
+        """Fill all targets of one group before returning. The pieces are those that `Plan` gave for this group, in
+        their order; groups come in ascending order, each once. Raises FetchError; what the targets hold then is
+        undefined."""
+        ...
+
+    def close(self) -> None:
+        """Nothing more is read: the source may forget this reader. Idempotent, never raises."""
+        ...
+
+
+class Transport(Protocol):
+    """One rank's way to the weights of all versions; it lives as long as the engine and keeps what later loads can use
+    again (connections, registered memory, prepared reads)."""
+
+    def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> Fetch:
+        """Open a version: look its manifest up, ask `plan` what of it this rank needs, get ready to fetch that.
+
+        `plan` returns the same object as at the last load as long as the load plan is the same, so that nothing has
+        to be planned again. What it raises passes through. `timeout_s` bounds each step that waits for the source.
+        Raises FetchError."""
+        ...
+
+    def close(self) -> None:
+        """Free everything. Idempotent."""
+        ...

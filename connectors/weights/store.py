@@ -1,0 +1,157 @@
+"""The `store` transport: weights from a Mooncake volume, by reads of ranges into registered memory.
+
+`connectors/publisher/store.py` puts them there. `store_layout.py` says under which names, `store_client.py` talks to
+the volume, `filling.py` puts bytes where they belong.
+
+While a version is read its objects have leases, which each group renews: the publisher's removal of old versions passes
+them by. Should one be removed all the same (by force, or after a reader has slept longer than its lease), the look at
+its names after each read tells: Mooncake itself may then return foreign bytes without an error.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import TypeVar
+
+from connectors.weights.bounded import BoundedCalls
+from connectors.weights.filling import Filling, Part, Read, slices
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target
+from connectors.weights.store_client import RangeRead, StoreClient, StoreError, Volume, memory_of
+from connectors.weights.store_layout import Manifest, StoredPiece
+from connectors.weights.tensors import Piece, TensorMeta, relative
+
+RANGE_COST_BYTES = 128 * 1024
+"""Measured on loopback tcp: a range costs some 0.15 ms, in which so many bytes come."""
+STAGING_BYTES = 16 << 20
+RENEW_S = 2.0
+"""Well below the shortest lease that makes sense; Mooncake's own default is 10 s."""
+
+T = TypeVar("T")
+
+
+class StoreTransport:
+    """Keeps its connection to the volume, and memory that stays where it is registered."""
+
+    def __init__(self, *, host: str | None = None, devices: tuple[str, ...] = ()) -> None:
+        """`host`: the address by which peers reach this machine; None: that of the route to the master."""
+        self._host = host
+        self._devices = devices
+        self._calls = BoundedCalls()
+        self._client: tuple[Volume, StoreClient] | None = None
+        self.filling: Filling[StoredPiece] = Filling(range_cost_bytes=RANGE_COST_BYTES, staging_bytes=STAGING_BYTES)
+
+    def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> StoreFetch:
+        volume = Volume(
+            master=source["master"],
+            protocol=source["protocol"],
+            host=self._host,
+            devices=self._devices,
+            lend_bytes=0,
+        )
+        client = self.bounded(lambda: self._connected(volume), what="connecting", timeout_s=timeout_s)
+        manifest = self.bounded(
+            lambda: Manifest.decode(client.text(source["manifest"])),
+            what=f"the manifest of version {source['version']}",
+            timeout_s=timeout_s,
+        )
+        fetch = StoreFetch(self, client, manifest, plan(manifest.metas), timeout_s)
+        self.bounded(fetch.check_there, what=f"version {source['version']}", timeout_s=timeout_s)
+        return fetch
+
+    def close(self) -> None:
+        if self._client is not None and self.is_idle:
+            self._client[1].close()
+        self._client = None
+
+    @property
+    def is_idle(self) -> bool:
+        """No call has been given up that is still under way."""
+        return self._calls.is_idle
+
+    def bounded(self, call: Callable[[], T], *, what: str, timeout_s: float) -> T:
+        """Calls into Mooncake don't end when a storage client hangs."""
+        try:
+            return self._calls.run(call, what=f"store: {what}", timeout_s=timeout_s)
+        except (StoreError, ValueError, OSError) as error:
+            raise FetchError(f"store: {what}: {error}") from error
+
+    def _connected(self, volume: Volume) -> StoreClient:
+        if self._client is not None and self._client[0] != volume:
+            self.close()
+        if self._client is None:
+            self._client = (volume, StoreClient(volume))
+        return self._client[1]
+
+
+class StoreFetch:
+    """One version, open for one load."""
+
+    def __init__(
+        self,
+        transport: StoreTransport,
+        client: StoreClient,
+        manifest: Manifest,
+        groups: Sequence[Sequence[Piece]],
+        timeout_s: float,
+    ) -> None:
+        self._transport = transport
+        self._client = client
+        self._manifest = manifest
+        self._timeout_s = timeout_s
+        self._needed = {stored.key for group in groups for piece in group for stored, _ in manifest.holding(piece)}
+        self._renewed_at = -math.inf
+        self._staying = {memory_of(transport.filling.staging)}
+
+    @property
+    def manifest(self) -> Mapping[str, TensorMeta]:
+        return self._manifest.metas
+
+    def start(self, group: int, targets: Sequence[Target]) -> None:
+        """Mooncake reads with all its threads already."""
+
+    def fetch(self, group: int, targets: Sequence[Target]) -> Moved:
+        began = time.perf_counter()
+        self._transport.bounded(lambda: self._fill(targets), what=f"group {group}", timeout_s=self._timeout_s)
+        return Moved(bytes=sum(target.into.nbytes for target in targets), transfer_s=time.perf_counter() - began)
+
+    def close(self) -> None:
+        """Leases end by themselves."""
+        if self._transport.is_idle:
+            self._client.forget_all_but(self._staying)
+
+    def check_there(self) -> None:
+        """Renew the leases of all that is needed. FetchError if something is gone."""
+        self._check(self._needed)
+        self._renewed_at = time.monotonic()
+
+    def _fill(self, targets: Sequence[Target]) -> None:
+        parts = [part for target in targets for part in self._parts(target)]
+        in_host = [target for target in targets if target.into.is_cpu]
+        staying = [self._transport.filling.staging, *(target.into for target in in_host if target.stays)]
+        self._staying.update(map(memory_of, staying))
+        self._client.register(staying)
+        passing = self._client.register(target.into for target in in_host)
+        try:
+            self._transport.filling.fill(parts, self._read)
+        finally:
+            self._client.forget(passing)
+        if time.monotonic() - self._renewed_at > RENEW_S:
+            self.check_there()
+        else:
+            self._check({part.stored.key for part in parts})
+
+    def _parts(self, target: Target) -> Iterator[Part[StoredPiece]]:
+        for stored, common in self._manifest.holding(target.piece):
+            into = target.into[slices(relative(common, target.piece.box))]
+            yield Part(stored, stored.shape, relative(common, stored.box), into)
+
+    def _read(self, reads: Sequence[Read[StoredPiece]]) -> None:
+        self._client.read([RangeRead(read.stored.key, read.start, read.into) for read in reads])
+
+    def _check(self, keys: Set[str]) -> None:
+        gone = self._client.missing(sorted(keys))
+        if gone:
+            version = self._manifest.version
+            raise FetchError(f"version {version} was removed from the volume: {len(gone)} objects, {gone[0]} for one")

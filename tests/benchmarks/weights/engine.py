@@ -1,0 +1,102 @@
+"""A vLLM engine with our plug-in in one process, driven by questions (`talker.py`) instead of HTTP.
+
+In one process so that its memory is the rank's memory; what HTTP would add is the same few milliseconds for any load.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, WORKER_EXTENSION
+from tests.benchmarks.weights.talker import answer_questions, own_output
+
+PROMPT = list(range(2, 18))
+NEW_TOKENS = 200
+KV_BYTES = 2 << 30
+"""On a GPU. Fixed: other processes of the benchmark use the same one."""
+
+
+class Engine:
+    def __init__(self, model: str) -> None:
+        from vllm import LLM, SamplingParams
+
+        on_gpu = torch.cuda.is_available()
+        self._llm = LLM(
+            model=model,
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            enforce_eager=not on_gpu,
+            max_model_len=256,
+            max_num_seqs=2,
+            enable_prefix_caching=False,
+            worker_extension_cls=WORKER_EXTENSION,
+            **({"kv_cache_memory_bytes": KV_BYTES} if on_gpu else {}),
+        )
+        self._requests = 0
+        self._sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.0, detokenize=False)
+
+    def command(self, name: str, source: Mapping[str, Any] | None = None, mode: str | None = None) -> Any:
+        """One `WeightCommand` on the only rank; its report."""
+        command = {"name": name, "call": name, "source": dict(source or {}), "mode": mode}
+        (report,) = self._llm.collective_rpc("headrace_weights", args=(command,))
+        if report["error"]:
+            raise RuntimeError(report["error"])
+        return report
+
+    def stock_reload(self, path: str) -> float:
+        """Seconds of vLLM's own reload of a checkpoint."""
+        began = time.perf_counter()
+        self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+        return time.perf_counter() - began
+
+    def generate(self, seconds: float) -> float:
+        """Milliseconds per token over so many seconds."""
+        steps, began = 0, time.perf_counter()
+        while time.perf_counter() - began < seconds:
+            self._step()
+            steps += 1
+        return (time.perf_counter() - began) / steps * 1e3
+
+    def generate_while_prefetching(self, source: Mapping[str, Any], seconds: float) -> Mapping[str, float]:
+        """The same while the version is prefetched, again and again: one prefetch may be shorter than a step."""
+        steps, prefetches, began = 0, 0, time.perf_counter()
+        while time.perf_counter() - began < seconds or self.command("state")["phase"] == "prefetching":
+            if self.command("state")["phase"] != "prefetching" and time.perf_counter() - began < seconds:
+                self.command("prefetch", source)
+                prefetches += 1
+            self._step()
+            steps += 1
+        return {"ms_per_token": (time.perf_counter() - began) / steps * 1e3, "prefetches": prefetches}
+
+    def _step(self) -> None:
+        """One token of one request."""
+        engine = self._llm.llm_engine
+        if not engine.has_unfinished_requests():
+            self._requests += 1
+            engine.add_request(f"{self._requests}", {"prompt_token_ids": PROMPT}, self._sampling)
+        engine.step()
+
+
+def main() -> None:
+    replies = own_output()
+    model, os.environ[SETTINGS_VARIABLE] = sys.argv[1:]
+    engine = Engine(model)
+    answer_questions(
+        {
+            "command": engine.command,
+            "stock_reload": engine.stock_reload,
+            "generate": engine.generate,
+            "generate_while_prefetching": engine.generate_while_prefetching,
+        },
+        replies,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Weights read by NIXL from real FSDP2 shards: M trainer ranks, N readers, each a process of its own."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from connectors.weights.holdings import holdings
+from connectors.weights.tensors import ITEM_BYTES, Piece
+from tests.stack.weights import fsdp_trainer, nixl_reader
+from tests.stack.weights.programs import Program
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+WIDTH, LAYERS = 96, 3
+LEASE_S = 2.0
+TIMEOUT_S = 20.0
+TRAINER_PORT = 22100
+SHARED, TCP = "tcp,self,sm", "tcp,self"
+"""UCX's ways: with shared memory the reader alone moves the bytes, with TCP alone the producer has to take part."""
+
+Start = Callable[..., Program]
+
+
+def full(*values: Any) -> Any:
+    """One of the cases that only `make test-full` runs."""
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
+@pytest.fixture
+def started() -> Iterator[Start]:
+    programs: list[Program] = []
+
+    def start(body: Callable[..., None], *arguments: Any, **environment: str) -> Program:
+        programs.append(Program(body, *arguments, environment=environment))
+        return programs[-1]
+
+    yield start
+    for program in programs:
+        program.stop()
+
+
+def trainer(start: Start, ranks: int, *, replicas: int = 1, width: int = WIDTH, **environment: str) -> list[Program]:
+    """Its ranks; rank 0 takes the orders."""
+    world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(TRAINER_PORT), "WORLD_SIZE": str(ranks)}
+    return [
+        start(fsdp_trainer.run, width, LAYERS, replicas, LEASE_S, RANK=str(rank), **world, **environment)
+        for rank in range(ranks)
+    ]
+
+
+def readers(start: Start, count: int, kind: str = "dense", **environment: str) -> list[Program]:
+    return [start(nixl_reader.run, rank, count, kind, **environment) for rank in range(count)]
+
+
+def publish(program: Program, version: str, seed: int) -> Any:
+    program.tell("publish", version, seed)
+    return program.hear("published")
+
+
+def load(program: Program, source: Any, *, pause_s: float = 0.0, timeout_s: float = TIMEOUT_S) -> None:
+    program.tell("load", source, pause_s, timeout_s)
+
+
+def loaded(program: Program) -> Any:
+    program.hear("begun")
+    return program.hear("loaded")
+
+
+def done(program: Program, readers: int, timeout_s: float = 60) -> Any:
+    """(readers that confirmed, readers that were lost), once all ranks have overwritten their weights."""
+    program.tell("wait", readers, timeout_s)
+    return program.hear("done")
+
+
+def expected(rank: int, ranks: int, seed: int, width: int = WIDTH) -> tuple[str, int]:
+    """Digest and bytes of what a reader gets."""
+    full = fsdp_trainer.weights(width, LAYERS, seed)
+    metas, _ = holdings(full)
+    pieces: list[Piece] = [piece for group in nixl_reader.needed(metas, rank, ranks) for piece in group]
+    parts = {p: full[p.tensor][tuple(slice(*ends) for ends in p.box)] for p in pieces}
+    return nixl_reader.digest(parts), sum(p.count * ITEM_BYTES[metas[p.tensor].dtype] for p in pieces)
+
+
+@pytest.mark.parametrize(("trainers", "generators"), [full(1, 1), (2, 1), (1, 2), full(4, 2), full(2, 4)])
+def test_every_reader_gets_its_slices_byte_for_byte(started: Start, trainers: int, generators: int) -> None:
+    program, group = trainer(started, trainers)[0], readers(started, generators)
+    for seed in (1, 2, 3):
+        source = publish(program, f"step-{seed}", seed)
+        for reader in group:
+            load(reader, source)
+        for rank, reader in enumerate(group):
+            result = loaded(reader)
+            assert (result["digest"], result["bytes"]) == expected(rank, generators, seed)
+            assert len(result["by_producer"]) == trainers
+            assert result["planned"] == (seed == 1)
+        assert done(program, generators) == (generators, 0)
+
+
+@pytest.mark.parametrize("kind", [full("passing"), "strided"])
+def test_targets_need_neither_stay_nor_be_dense(started: Start, kind: str) -> None:
+    program, (reader,) = trainer(started, 2)[0], readers(started, 1, kind)
+    for seed in (1, 2):
+        load(reader, publish(program, f"step-{seed}", seed))
+        assert loaded(reader)["digest"] == expected(0, 1, seed)[0]
+        assert done(program, 1) == (1, 0)
+
+
+@pytest.mark.parametrize("generators", [full(1), 2, full(3)])
+def test_replicas_of_hybrid_shards_give_the_same(started: Start, generators: int) -> None:
+    program, group = trainer(started, 4, replicas=2, width=512)[0], readers(started, generators)
+    source = publish(program, "step-1", 1)
+    given: Counter[str] = Counter()
+    for reader in group:
+        load(reader, source)
+    for rank, reader in enumerate(group):
+        result = loaded(reader)
+        assert (result["digest"], result["bytes"]) == expected(rank, generators, 1, width=512)
+        given.update(result["by_producer"])
+    assert len(given) == 4
+    assert max(given.values()) <= 1.05 * min(given.values())
+
+
+def test_a_version_that_is_not_served_is_refused(started: Start) -> None:
+    program, (reader,) = trainer(started, 1)[0], readers(started, 1)
+    source = publish(program, "step-1", 1)
+    load(reader, source | {"version": "step-0"})
+    assert "step-1 is" in reader.hear("failed")
+    assert done(program, 0) == (0, 0)
+    load(reader, source)
+    assert "none is" in reader.hear("failed")
+    load(reader, publish(program, "step-2", 2))
+    assert loaded(reader)["digest"] == expected(0, 1, 2)[0]
+
+
+@pytest.mark.parametrize(("victim", "transports"), [(0, SHARED), full(0, TCP), full(1, SHARED), (1, TCP)])
+def test_a_trainer_killed_during_a_read_fails_the_load_and_not_the_next(
+    started: Start, victim: int, transports: str
+) -> None:
+    ranks, (reader,) = trainer(started, 2, UCX_TLS=transports), readers(started, 1, UCX_TLS=transports)
+    load(reader, publish(ranks[0], "step-1", 1), pause_s=0.5)
+    reader.hear("begun")
+    ranks[victim].kill()
+    reader.hear("failed", timeout_s=TIMEOUT_S)
+    for rank in ranks:
+        rank.kill()
+    load(reader, publish(trainer(started, 2, UCX_TLS=transports)[0], "step-2", 2))
+    assert loaded(reader)["digest"] == expected(0, 1, 2)[0]
+
+
+@pytest.mark.parametrize("transports", [SHARED, full(TCP)])
+def test_a_reader_killed_during_a_read_holds_the_trainer_up_for_its_lease_alone(
+    started: Start, transports: str
+) -> None:
+    program = trainer(started, 2, UCX_TLS=transports)[0]
+    dying, living = readers(started, 2, UCX_TLS=transports)
+    source = publish(program, "step-1", 1)
+    load(dying, source, pause_s=60)
+    dying.hear("begun")
+    dying.kill()
+    load(living, source)
+    assert loaded(living)["digest"] == expected(1, 2, 1)[0]
+    assert done(program, 2) == (1, 1)
+    load(living, publish(program, "step-2", 2))
+    assert loaded(living)["digest"] == expected(1, 2, 2)[0]
+
+
+def test_a_reader_that_slept_past_its_lease_does_not_believe_what_it_read(started: Start) -> None:
+    program, (reader,) = trainer(started, 2)[0], readers(started, 1)
+    load(reader, publish(program, "step-1", 1), pause_s=0.2)
+    reader.hear("begun")
+    reader.signal(signal.SIGSTOP)
+    assert done(program, 1) == (0, 1)
+    reader.signal(signal.SIGCONT)
+    assert "worth nothing" in reader.hear("failed")
+    load(reader, publish(program, "step-2", 2))
+    assert loaded(reader)["digest"] == expected(0, 1, 2)[0]
+
+
+def test_a_slow_reader_is_cut_off_when_the_trainer_waits_no_longer(started: Start) -> None:
+    program, (reader,) = trainer(started, 1)[0], readers(started, 1)
+    load(reader, publish(program, "step-1", 1), pause_s=LEASE_S)
+    reader.hear("begun")
+    assert done(program, 1, timeout_s=0.5) == (0, 1)
+    assert "worth nothing" in reader.hear("failed")
+
+
+def test_a_trainer_that_hangs_fails_the_load_within_the_time_allowed(started: Start) -> None:
+    ranks, (reader,) = trainer(started, 2), readers(started, 1)
+    source = publish(ranks[0], "step-1", 1)
+    load(reader, source, pause_s=0.5, timeout_s=2)
+    reader.hear("begun")
+    for rank in ranks:
+        rank.signal(signal.SIGSTOP)
+    assert "producer" in reader.hear("failed", timeout_s=TIMEOUT_S)
+    for rank in ranks:
+        rank.signal(signal.SIGCONT)
+    load(reader, source)
+    assert loaded(reader)["digest"] == expected(0, 1, 1)[0]

@@ -1,0 +1,172 @@
+"""One rank's loads into a model whose parameters stay as they are loaded, as on a GPU; no engine is around it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+from connectors.vllm_plugin.weights.agreement import EngineRanks
+from connectors.vllm_plugin.weights.rank import RankWeights
+from connectors.vllm_plugin.weights.settings import WeightSettings
+from connectors.vllm_plugin.weights.verdict import RankReport, WeightCommand
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
+
+WIDTH, LAYERS, VOCABULARY, PADDED = 8, 3, 10, 12
+Tensors = dict[str, torch.Tensor]
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fused = nn.Parameter(torch.zeros(2 * WIDTH, WIDTH), requires_grad=False)
+        self.turned = nn.Parameter(torch.zeros(WIDTH, 2), requires_grad=False)
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+
+class Model(nn.Module):
+    """Loads as vLLM's models do: parts of a fused parameter, a transposed matrix, padding, tied weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(PADDED, WIDTH)
+        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.norm = nn.Parameter(torch.zeros(WIDTH, dtype=torch.float32), requires_grad=False)
+        self.head = nn.Linear(WIDTH, PADDED, bias=False)
+        self.head.weight = self.embed.weight
+        record_metadata_for_reloading(self)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        parameters = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        for name, tensor in weights:
+            if name == "embed":
+                parameters["embed.weight"].data[:VOCABULARY].copy_(tensor)
+                parameters["embed.weight"].data[VOCABULARY:].fill_(0)
+            elif name.endswith((".up", ".gate")):
+                start = WIDTH if name.endswith(".up") else 0
+                fused = parameters[name.rpartition(".")[0] + ".fused"]
+                fused.data.narrow(0, start, WIDTH).copy_(tensor)
+            elif name.endswith(".turned"):
+                parameters[name].data.copy_(tensor.t())
+            else:
+                parameters[name].data.copy_(tensor)
+
+
+def weights(seed: int, dtype: torch.dtype = torch.float32) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    shapes: dict[str, tuple[int, ...]] = {"embed": (VOCABULARY, WIDTH), "norm": (WIDTH,)}
+    for layer in range(LAYERS):
+        shapes |= {f"layers.{layer}.{part}": (WIDTH, WIDTH) for part in ("gate", "up")}
+        shapes |= {f"layers.{layer}.turned": (2, WIDTH), f"layers.{layer}.mean": (WIDTH,)}
+    return {name: torch.randn(shape, generator=generator).to(dtype) for name, shape in shapes.items()}
+
+
+def assert_holds(model: Model, tensors: Tensors) -> None:
+    fresh = Model()
+    fresh.load_weights(tensors.items())
+    for name, tensor in fresh.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+
+
+class Rank:
+    """One rank, and versions in folders."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.model = Model()
+        self.folder = folder
+        self.rank = RankWeights(self.model, torch.float32, EngineRanks(0, 1, []), WeightSettings(**settings))
+
+    def source(self, version: str, tensors: Tensors) -> dict[str, Any]:
+        folder = self.folder / version
+        folder.mkdir()
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+        return {"transport": "path", "version": version, "path": str(folder)}
+
+    def obey(self, name: Any, **fields: Any) -> RankReport:
+        return RankReport.from_wire(self.rank.answer(WeightCommand(name=name, call="c", **fields).to_wire()))
+
+    def load(self, version: str, tensors: Tensors, **fields: Any) -> RankReport:
+        return self.obey("load", source=self.source(version, tensors), **fields)
+
+
+@pytest.fixture(params=[("gpu_fetch", False), ("cpu_prefetch", False), ("cpu_prefetch", True)])
+def rank(tmp_path: Path, request: pytest.FixtureRequest) -> Rank:
+    mode, keep_copy = request.param
+    return Rank(tmp_path, mode=mode, keep_copy=keep_copy)
+
+
+def test_loads_in_a_row_and_plans_once(rank: Rank) -> None:
+    for seed in (1, 2, 3):
+        report = rank.load(f"v{seed}", weights(seed))
+        assert (report.ok, report.version, report.error) == (True, f"v{seed}", "")
+        assert_holds(rank.model, weights(seed))
+        assert rank.model.head.weight is rank.model.embed.weight
+        assert report.last_load is not None
+        groups = [group["name"] for group in report.last_load.numbers["groups"]]
+        layers = [f"layers.{layer}" for layer in range(LAYERS)]
+        assert groups == ["before the layers", *layers, "buffers"]
+
+
+def test_what_is_sent_in_another_dtype_is_cast(rank: Rank) -> None:
+    assert rank.load("v1", weights(1, torch.bfloat16)).ok
+    assert_holds(rank.model, weights(1, torch.bfloat16))
+    # With another dtype it is another plan, and other room in host memory.
+    report = rank.load("v2", weights(2))
+    assert report.ok, report.error
+    assert_holds(rank.model, weights(2))
+
+
+def test_a_source_that_does_not_fit_changes_nothing(rank: Rank) -> None:
+    rank.load("v1", weights(1))
+    faults: list[Tensors] = [
+        {name: tensor for name, tensor in weights(2).items() if name not in ("norm", "layers.1.up")},
+        {**weights(2), "layers.0.turned": torch.zeros(3, WIDTH)},
+        {**weights(2), "stranger": torch.zeros(3)},
+    ]
+    for number, fault in enumerate(faults):
+        report = rank.load(f"fault-{number}", fault)
+        assert (report.ok, report.version, report.torn) == (False, "v1", "")
+        assert report.last_load is not None
+        assert report.last_load.names
+        assert_holds(rank.model, weights(1))
+    assert rank.load("v3", weights(3)).ok
+    assert_holds(rank.model, weights(3))
+
+
+def test_values_that_are_no_numbers_are_found_on_request(tmp_path: Path) -> None:
+    bad = weights(2)
+    bad["layers.2.up"][0, 0] = float("nan")
+    direct = Rank(tmp_path / "direct", mode="gpu_fetch")
+    copied = Rank(tmp_path / "copied", mode="cpu_prefetch")
+    for rank in (direct, copied):
+        rank.folder.mkdir()
+        rank.load("v1", weights(1))
+        report = rank.load("bad", bad, check_finite=True)
+        assert (report.ok, report.version) == (False, "v1")
+        assert report.last_load is not None
+        assert report.last_load.names == ["layers.2.up"]
+    assert not copied.obey("state").torn
+    assert_holds(copied.model, weights(1))
+    assert direct.obey("state").torn
+    assert direct.load("v3", weights(3)).ok
+    assert not direct.obey("state").torn
+    assert_holds(direct.model, weights(3))
+
+
+def test_orders_and_unknown_commands(rank: Rank) -> None:
+    assert rank.load("v1", weights(1), order=(1, 0, 5)).ok
+    late = rank.load("v2", weights(2), order=(1, 0, 4))
+    assert (late.ok, late.version) == (False, "v1")
+    assert "too late" in late.error
+    assert not rank.obey("dance").ok
+    assert not RankReport.from_wire(rank.rank.answer({"name": "load", "call": "c", "stranger": 1})).ok
+    assert not rank.load("v3", weights(3), mode="fast").ok
+    assert not rank.obey("load", source={"transport": "pigeon", "version": "v4"}).ok
+    assert_holds(rank.model, weights(1))

@@ -1,0 +1,26 @@
+"""The settings variable, and what it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, WeightSettings, read_settings
+
+
+def test_without_the_variable_everything_is_as_usual() -> None:
+    assert read_settings({}) == WeightSettings()
+
+
+def test_fields_are_read() -> None:
+    text = '{"mode": "cpu_prefetch", "keep_copy": true, "host": "10.0.0.1", "fetch_cores": [3, 4]}'
+    expected = WeightSettings(mode="cpu_prefetch", keep_copy=True, host="10.0.0.1", fetch_cores=(3, 4))
+    assert read_settings({SETTINGS_VARIABLE: text}) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("{", "not JSON"), ("[]", "JSON object"), ('{"mod": 1}', "mode"), ('{"mode": "x"}', "gpu_fetch")]
+)
+def test_what_is_wrong_is_named(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=SETTINGS_VARIABLE) as caught:
+        read_settings({SETTINGS_VARIABLE: text})
+    assert says in str(caught.value)
