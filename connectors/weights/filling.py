@@ -84,7 +84,9 @@ class Filling(Generic[K]):
                 staged.extend(_Slab(part, box) for box in slabs(wide, part.shape, limit))
         if direct:
             read(direct)
-        self._fill_staged(staged, read)
+        # Said here, because it holds for one thread alone, and reads with a time limit have their own.
+        with torch.no_grad():
+            self._fill_staged(staged, read)
 
     @property
     def staging(self) -> torch.Tensor:
