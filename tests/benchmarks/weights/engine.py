@@ -18,8 +18,8 @@ from tests.benchmarks.weights.talker import answer_questions, own_output
 
 PROMPT = list(range(2, 18))
 NEW_TOKENS = 200
-KV_BYTES = 2 << 30
-"""On a GPU. Fixed: other processes of the benchmark use the same one."""
+ON_A_GPU = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.3}
+"""Fixed: other processes of the benchmark use the same one."""
 
 
 class Engine:
@@ -36,7 +36,7 @@ class Engine:
             max_num_seqs=2,
             enable_prefix_caching=False,
             worker_extension_cls=WORKER_EXTENSION,
-            **({"kv_cache_memory_bytes": KV_BYTES} if on_gpu else {}),
+            **(ON_A_GPU if on_gpu else {}),
         )
         self._requests = 0
         self._sampling = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, temperature=0.0, detokenize=False)
