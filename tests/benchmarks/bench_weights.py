@@ -22,6 +22,7 @@ from tests.benchmarks.figures import Figure, result_line
 from tests.benchmarks.processes import BenchmarkError
 from tests.benchmarks.weights.goals import GOALS
 from tests.benchmarks.weights.parts import (
+    TRANSPORTS,
     Scale,
     measure_gpu_fetch,
     measure_nixl,
@@ -50,6 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 shape="tiny" if arguments.quick else arguments.shape,
                 device="cuda" if torch.cuda.is_available() else "cpu",
                 folder=Path(folder),
+                transports=tuple(arguments.transports),
             )
             _run(scale, arguments.only, began)
     except BenchmarkError as error:
@@ -85,6 +87,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=list(SHAPES), default="1gb")
     parser.add_argument("--quick", action="store_true", help="one round of a tiny model: does it run?")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART")
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, metavar="TRANSPORT")
     parser.add_argument(
         "--folder", default="/dev/shm", help="for versions and logs; a disk here is measured with the loads"
     )

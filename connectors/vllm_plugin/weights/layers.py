@@ -181,8 +181,10 @@ def tied_to(model: nn.Module, names: set[str]) -> list[nn.Module]:
     ]
 
 
-def process_attention(model: nn.Module, dtype: torch.dtype) -> None:
-    """What vLLM does to attention modules once everything else is loaded."""
-    for module in model.modules():
-        if _is_deferred(module):
-            module.process_weights_after_loading(dtype)
+def attention_of(model: nn.Module) -> list[nn.Module]:
+    """Attention modules that vLLM processes once everything else is loaded."""
+    return [module for module in model.modules() if _is_deferred(module)]
+
+
+def process_attention(module: Any, dtype: torch.dtype) -> None:
+    module.process_weights_after_loading(dtype)

@@ -8,48 +8,27 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
-from torch import nn
 
 from connectors.vllm_plugin.weights import layers
-from connectors.vllm_plugin.weights.geometry import Region
 from connectors.vllm_plugin.weights.numbers import GroupNumbers, LoadNumbers
 from connectors.vllm_plugin.weights.plan import Group, LoadPlan
+from connectors.vllm_plugin.weights.rooms import Room, Rooms
 from connectors.weights.source import Fetch, FetchError, Target
-
-
-@dataclass(slots=True)
-class _Room:
-    """Where the pieces of one group go."""
-
-    opened: list[nn.Module]
-    targets: list[Target]
-    parameters: list[torch.Tensor]
-    """Per target its part of a parameter; the target itself, where the bytes go straight there."""
-
-    def put_back(self) -> None:
-        """The modules have their old tensors again."""
-        while self.opened:
-            layers.put_back(self.opened.pop())
-
-    def staged(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        pairs = zip(self.targets, self.parameters, strict=True)
-        return [(target.into, parameter) for target, parameter in pairs if target.into is not parameter]
 
 
 class Load:
     """One load of one version into one rank's model."""
 
     def __init__(
-        self, model: nn.Module, plan: LoadPlan, fetch: Fetch, *, check_finite: bool, attention_dtype: torch.dtype
+        self, plan: LoadPlan, rooms: Rooms, fetch: Fetch, *, check_finite: bool, attention_dtype: torch.dtype
     ) -> None:
         self.numbers = LoadNumbers()
         self.wrote = False
         """Whether parameters that the engine computes with may differ from before."""
-        self._model = model
         self._plan = plan
+        self._rooms = rooms
         self._fetch = fetch
         self._check_finite = check_finite
         self._attention_dtype = attention_dtype
@@ -60,19 +39,19 @@ class Load:
         Raises FetchError, or what vLLM's processing raises. `wrote` says then whether the old weights are whole.
         """
         with torch.no_grad():
-            ahead: _Room | None = None
+            ahead: Room | None = None
             for index in range(len(self._plan.groups)):
                 go_on()
                 ahead = self._load_group(index, ahead)
-            self._finish_model()
+            self._rooms.finish(self._attention_dtype)
 
-    def _load_group(self, index: int, room: _Room | None) -> _Room | None:
+    def _load_group(self, index: int, room: Room | None) -> Room | None:
         """Returns the room of the next group, where it was begun ahead."""
         group = self._plan.groups[index]
         started = time.perf_counter()
-        room = room or self._make_room(group)
+        room = room or self._rooms.room(index)
         try:
-            self.wrote = self.wrote or _writes_at_once(room)
+            self.wrote = self.wrote or room.writes_at_once
             moved = self._fetch.fetch(index, room.targets)
             if self._check_finite:
                 refuse_non_finite(room.targets)
@@ -89,45 +68,22 @@ class Load:
         )
         return ahead
 
-    def _begin_ahead(self, index: int) -> _Room | None:
+    def _begin_ahead(self, index: int) -> Room | None:
         """Where a group needs no memory of its own, its bytes may come while the one before is finished."""
-        if index == len(self._plan.groups) or not _needs_no_memory(self._plan.groups[index]):
+        if index == len(self._plan.groups) or not self._rooms.needs_no_memory(index):
             return None
-        room = self._make_room(self._plan.groups[index])
-        self.wrote = self.wrote or _writes_at_once(room)
+        room = self._rooms.room(index)
+        self.wrote = self.wrote or room.writes_at_once
         self._fetch.start(index, room.targets)
         return room
 
-    def _make_room(self, group: Group) -> _Room:
-        modules = [self._model.get_submodule(name) for name in group.processed]
-        # Modules keep a few tensors while they are open; those are in use and get their values at the end of the group.
-        in_use = {id(tensor) for module in modules for tensor in module._parameters.values()}
-        room = _Room([], [], [])
-        for module in modules:
-            layers.open_module(module)
-            room.opened.append(module)
-        for fill in group.fills:
-            tensor = self._tensor(fill.parameter)
-            part = part_of(tensor, fill.into)
-            is_staged = fill.is_cast or id(tensor) in in_use
-            into = _staging(fill.piece.shape, fill.sent_dtype, part.device) if is_staged else part
-            stays = not is_staged and fill.parameter.rpartition(".")[0] not in group.processed
-            room.targets.append(Target(fill.piece, into, stays=stays))
-            room.parameters.append(part)
-        return room
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        module, _, leaf = name.rpartition(".")
-        tensor: torch.Tensor = getattr(self._model.get_submodule(module), leaf)
-        return tensor
-
-    def _finish(self, group: Group, room: _Room) -> tuple[float, float]:
+    def _finish(self, group: Group, room: Room) -> tuple[float, float]:
         """Seconds of copying and of processing."""
         staged = room.staged()
         self.wrote = self.wrote or bool(staged or room.opened or group.paddings)
         started = time.perf_counter()
         for padding in group.paddings:
-            part_of(self._tensor(padding.parameter), padding.into).fill_(padding.value)
+            self._rooms.part(padding.parameter, padding.into).fill_(padding.value)
         for staging, parameter in staged:
             parameter.copy_(staging)
         copied = time.perf_counter()
@@ -140,32 +96,6 @@ class Load:
             room.put_back()
             raise
         return copied - started, time.perf_counter() - copied
-
-    def _finish_model(self) -> None:
-        processed = {name for group in self._plan.groups for name in group.processed}
-        for module in layers.tied_to(self._model, processed):
-            layers.process_again(module)
-        layers.process_attention(self._model, self._attention_dtype)
-        if any(parameter.is_cuda for parameter in self._model.parameters()):
-            torch.cuda.synchronize()
-
-
-def part_of(tensor: torch.Tensor, region: Region) -> torch.Tensor:
-    """A part of a parameter, as plans name it: counted from where the parameter begins."""
-    return tensor.as_strided(region.shape, region.stride, tensor.storage_offset() + region.offset)
-
-
-def _staging(shape: Sequence[int], dtype: str, device: torch.device) -> torch.Tensor:
-    return torch.empty(tuple(shape), dtype=getattr(torch, dtype), device=device)
-
-
-def _writes_at_once(room: _Room) -> bool:
-    """Whether fetching the group changes parameters that the engine computes with."""
-    return any(target.stays for target in room.targets)
-
-
-def _needs_no_memory(group: Group) -> bool:
-    return not group.processed and not any(fill.is_cast for fill in group.fills)
 
 
 def refuse_non_finite(targets: Sequence[Target]) -> None:

@@ -14,8 +14,8 @@ from torch import nn
 
 from connectors.vllm_plugin.weights.agreement import EngineRanks
 from connectors.vllm_plugin.weights.host_copy import HostCopy
-from connectors.vllm_plugin.weights.load import part_of
 from connectors.vllm_plugin.weights.plan import LoadPlan
+from connectors.vllm_plugin.weights.rooms import part_of
 from connectors.weights.holdings import Holding, dtype_name
 from connectors.weights.source import FetchError
 from connectors.weights.tensors import TensorMeta

@@ -13,6 +13,7 @@ from torch import nn
 from connectors.vllm_plugin.weights import layers
 from connectors.vllm_plugin.weights.plan import LoadPlan, plan_load, unread
 from connectors.vllm_plugin.weights.recorder import record
+from connectors.vllm_plugin.weights.rooms import Rooms
 from connectors.weights.source import FetchError
 from connectors.weights.tensors import Piece, TensorMeta
 
@@ -24,6 +25,7 @@ class Planner:
         self._model = model
         self._manifest: dict[str, TensorMeta] | None = None
         self._plan: LoadPlan | None = None
+        self._rooms: Rooms | None = None
         self._is_checked = False
         self.seconds = 0.0
         """What the last `groups` took."""
@@ -32,6 +34,13 @@ class Planner:
     def plan(self) -> LoadPlan:
         assert self._plan is not None, "a version was opened before"
         return self._plan
+
+    @property
+    def rooms(self) -> Rooms:
+        """Of that plan."""
+        if self._rooms is None:
+            self._rooms = Rooms(self._model, self.plan)
+        return self._rooms
 
     @property
     def manifest(self) -> dict[str, TensorMeta]:
@@ -44,7 +53,7 @@ class Planner:
         started = time.perf_counter()
         if self._plan is None or manifest != self._manifest:
             # The plan before stays where there is no new one: the next version may be like the last good one.
-            self._plan, self._manifest = self._record(manifest), dict(manifest)
+            self._plan, self._manifest, self._rooms = self._record(manifest), dict(manifest), None
             self._is_checked = False
         self.seconds = time.perf_counter() - started
         return self._plan.pieces

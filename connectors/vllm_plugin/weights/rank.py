@@ -76,6 +76,7 @@ class RankWeights:
         self._transports: dict[Any, Transport] = {}
         self._prefetching = Prefetching(self._planner, settings)
         self._report = RankReport(call="", rank=ranks.rank, ranks=ranks.size, ok=True)
+        self._quantized = [name for name, module in model.named_modules() if layers.is_quantized(module)]
         self._check_mode(settings.mode)
 
     def answer(self, wire: Mapping[str, Any]) -> dict[str, Any]:
@@ -178,8 +179,8 @@ class RankWeights:
             self._agree_to_write(command, deadline, failure)
             assert fetch is not None
             load = Load(
-                self._model,
                 self._planner.plan,
+                self._planner.rooms,
                 fetch,
                 check_finite=command.check_finite,
                 attention_dtype=self._dtype,
@@ -283,11 +284,10 @@ class RankWeights:
     def _check_mode(self, mode: LoadMode | str) -> None:
         if mode not in ("gpu_fetch", "cpu_prefetch"):
             raise ValueError(f"mode is {mode!r}; there are gpu_fetch and cpu_prefetch")
-        quantized = [name for name, module in self._model.named_modules() if layers.is_quantized(module)]
-        if mode == "gpu_fetch" and quantized:
+        if mode == "gpu_fetch" and self._quantized:
             raise ValueError(
                 "gpu_fetch puts what the trainer sends straight into the parameters, and this model's are quantised"
-                f" ({', '.join(quantized[:3])}, ...): use cpu_prefetch"
+                f" ({', '.join(self._quantized[:3])}, ...): use cpu_prefetch"
             )
 
 

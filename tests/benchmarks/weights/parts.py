@@ -54,6 +54,7 @@ class Scale:
     """Of the engine and of the trainer's weights: "cpu" or "cuda"."""
     folder: Path
     """For versions, logs and the model: on a tmpfs, if disks are not to be measured."""
+    transports: tuple[str, ...] = TRANSPORTS
 
     @property
     def weight_bytes(self) -> int:
@@ -95,7 +96,7 @@ def measure_transports(scale: Scale) -> list[Figure]:
         trainer = stack.enter_context(_trainer(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
         master = stack.enter_context(_volume(scale))
-        for transport in TRANSPORTS:
+        for transport in scale.transports:
             with _plain_transfer(trainer, reader, transport) as plain:
                 for number in range(scale.rounds + 1):
                     source = trainer.ask("publish", transport=transport, version=f"{number}", master=master)
@@ -117,7 +118,7 @@ def measure_gpu_fetch(scale: Scale) -> list[Figure]:
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
         engine = stack.enter_context(_engine(scale, trainer, {"mode": "gpu_fetch"}, {}))
         master = stack.enter_context(_volume(scale))
-        for transport in TRANSPORTS:
+        for transport in scale.transports:
             with _plain_transfer(trainer, reader, transport) as plain:
                 loads[transport] = _load_rounds(scale, transport, trainer, reader, engine, master, plain)
         source = trainer.ask("publish", transport="path", version="stock")
@@ -150,7 +151,10 @@ def _load_rounds(
 
 
 def _fetch_figures(scale: Scale, loads: Mapping[str, Loads]) -> list[Figure]:
-    slowest = max(("nixl", "store"), key=lambda transport: loads[transport].ratio)
+    measured = [each for each in ("nixl", "store") if each in loads]
+    if not measured:
+        return []
+    slowest = max(measured, key=lambda transport: loads[transport].ratio)
     notes = [each.note(transport, scale.weight_bytes) for transport, each in loads.items()]
     time = loads[slowest]
     every = list(loads.values())
