@@ -38,6 +38,8 @@ _MOST_WORKERS = 256
 _REST_S = 1.0
 """Before a worker that died is replaced."""
 _STOP_MARGIN_S = 5.0
+_COUNTS_WAIT_S = 2.0
+"""A worker that does not tell its counts within this is shown with those that it told last."""
 _Value = TypeVar("_Value")
 
 
@@ -255,7 +257,8 @@ class Crew:
 
     async def _refresh_counts(self) -> None:
         workers = list(self._workers.values())
-        answers = await asyncio.gather(*(_or_none(each.link.ask(wire.WantsCounts)) for each in workers))
+        asked = (_or_none(asyncio.wait_for(each.link.ask(wire.WantsCounts), _COUNTS_WAIT_S)) for each in workers)
+        answers = await asyncio.gather(*asked)
         for worker, answer in zip(workers, answers, strict=True):
             if answer is not None:
                 worker.counts = msgspec.msgpack.decode(answer, type=Counts)
@@ -274,7 +277,7 @@ class Crew:
 async def _or_none(answer: Awaitable[bytes]) -> bytes | None:
     try:
         return await answer
-    except ConnectionResetError:
+    except (ConnectionResetError, TimeoutError):
         return None
 
 

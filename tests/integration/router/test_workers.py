@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
+from pathlib import Path
 
 import aiohttp
 
@@ -40,6 +43,26 @@ def test_a38_counters_are_one_whichever_worker_answers() -> None:
             assert seen == sorted(seen)
             assert seen[-1] == 100
             assert await made.metric("legs_total", role="decode", outcome="ok") == 100
+
+    asyncio.run(case())
+
+
+def test_a_worker_that_hangs_does_not_hide_the_counters_of_the_others() -> None:
+    async def case() -> None:
+        async with bench(workers=WORKERS) as made, aiohttp.ClientSession() as client:
+            await _each_on_its_own_connection(made, 10)
+            await made.metric("active_sessions")
+            hanging = int(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()[-1])
+            os.kill(hanging, signal.SIGSTOP)
+            try:
+                # The kernel gives some of these to the worker that hangs.
+                looks = [asyncio.create_task(client.get(made.url + "/metrics")) for _ in range(16)]
+                done, others = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+                for each in others:
+                    each.cancel()
+                assert "headrace_router_requests_total" in await done.pop().result().text()
+            finally:
+                os.kill(hanging, signal.SIGCONT)
 
     asyncio.run(case())
 
