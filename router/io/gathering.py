@@ -74,7 +74,8 @@ class Gathering:
     def start_all(self) -> None:
         """Send the first sample of each prompt on its way; each starts the others of its prompt."""
         for first in range(0, len(self._gather.parts), self._gather.per_prompt):
-            self._start(first)
+            if not self._over:  # a refusal may have come at once
+                self._start(first)
 
     def client_gone(self) -> None:
         self._tools.metrics.counted[CountClientGone()] += 1

@@ -154,6 +154,17 @@ def test_a04_a_sample_that_can_not_be_served_ends_the_request(stream: bool) -> N
     asyncio.run(case())
 
 
+def test_a04_a_sample_that_is_refused_at_once_ends_the_request_once() -> None:
+    async def case() -> None:
+        async with bench(max_requests=1, max_waiting=0) as made:
+            assert (await made.post(prompt=["a", "b", "c"])).status == 503
+            assert await made.metric("requests_total", route=COMPLETIONS) == 1
+            await until(lambda: made.dispatcher.admitted == 0)
+            assert (await made.post()).status == 200
+
+    asyncio.run(case())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a04_a_client_that_leaves_ends_all_samples(stream: bool) -> None:
     async def case() -> None:
