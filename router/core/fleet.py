@@ -41,7 +41,7 @@ class Reservation:
         """Tokens in flight there, the leg's own included, when it was placed."""
         self.reason = reason
         self.fresh = fresh
-        """Nothing of the session was known to this role before."""
+        """Nothing of the session was known to any engine before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -227,7 +227,7 @@ class Fleet:
         member, reason = choice.member, choice.reason
         if reason == "new" and session.lost:
             reason = "moved_lost"
-        fresh = pinned is None and not session.known_tokens
+        fresh = not session.prefilled and not session.known_tokens
         if member is not pinned:
             replaced = self.sessions.pin(session, role, member)
             if replaced is not None:
@@ -300,7 +300,9 @@ class Fleet:
         member, session = reservation.member, reservation.session
         if member.role != "prefill":
             session.known_tokens, session.known_epoch = reservation.tokens, reservation.epoch
-        if member.role != "prefill" or end.seconds <= 0:
+            return
+        session.prefilled = True
+        if end.seconds <= 0:
             return
         member.drain.add(reservation.ahead, end.seconds)
         rates = self._rates[member.role]

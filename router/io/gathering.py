@@ -128,12 +128,13 @@ class Gathering:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _start(self, sample: int) -> None:
-        whole, body = self._request, self._gather.body
+        whole = self._request
         request = msgspec.structs.replace(
             whole,
             number=next(self._tools.numbers),
+            sample_of=whole,
             body=self._gather.parts[sample].raw,
-            session_header=body.session_id or whole.request_key,
+            session_header=self._gather.body.session_id,
             deadline=self._gather.deadline,
             request_key=f"{whole.request_key}-s{sample}",
         )
@@ -193,9 +194,6 @@ class Gathering:
         self._replies.clear()
         self._gather.parts.clear()
         del self._stream
-        if self._gather.body.session_id is None:
-            # The samples shared a session of their own, so that they met on one prefill replica.
-            self._tools.desk.finish_session(self._request.request_key)
 
     def _makings(self) -> list[Making]:
         return [exchange.flow.legs.making for _, exchange in sorted(self._exchanges.items())]

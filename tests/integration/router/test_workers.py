@@ -121,6 +121,21 @@ def test_a_hold_counts_when_every_worker_has_it_and_all_are_readmitted() -> None
     asyncio.run(case())
 
 
+def test_a12_samples_on_a_worker_that_dies_leave_no_session() -> None:
+    async def case() -> None:
+        async with bench(workers=WORKERS) as made:
+            made.decode[0].answers.clear()
+            client = await LeavingClient.sending(made, n=3)
+            await until(lambda: made.decode[0].open == 3)
+            for worker in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
+                os.kill(int(worker), signal.SIGKILL)
+            await until(lambda: made.dispatcher.admitted == 0)
+            assert {member.sessions for member in made.dispatcher.fleet.members.values()} == {0}
+            await client.leave()
+
+    asyncio.run(case())
+
+
 def test_a27_holds_for_the_clients_of_every_worker() -> None:
     async def case() -> None:
         async with bench(workers=WORKERS, fenced=True) as made:
