@@ -50,13 +50,14 @@ class Floor(Protocol):
 _Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,128}\Z")]
 _Instance = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{0,64}\Z")]
 """Both stand in headers; an instance as the engines' fence spells it."""
-_Epoch = Annotated[int, msgspec.Meta(ge=0)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""More could not be told to a worker."""
 
 
 class _Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    update: int = 0
-    attempt: int = 0
-    step: int = 0
+    update: _Number = 0
+    attempt: _Number = 0
+    step: _Number = 0
 
     @property
     def order(self) -> Order:
@@ -75,7 +76,7 @@ class _ConfirmedReplica(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class _CommitEpoch(_Command, kw_only=True):
-    epoch: _Epoch
+    epoch: _Number
     version: Annotated[str, msgspec.Meta(min_length=1)]
     replicas: list[_ConfirmedReplica] | None = None
     """Who holds these weights, confirmed; left out: every replica of the router."""
@@ -86,7 +87,7 @@ class _AddReplica(_Command, kw_only=True):
     role: EngineRole
     url: str
     instance: _Instance = ""
-    epoch: _Epoch | None = None
+    epoch: _Number | None = None
 
 
 class _Drain(_Command, kw_only=True):
@@ -207,7 +208,8 @@ class AdminRoutes:
             return _respond(error_reply(409, message, "epoch"))
         self._dispatcher.gate.take(asked.order)
         self._fleet.add(name=asked.name, role=asked.role, url=asked.url, instance=asked.instance)
-        self._fleet.confirm(asked.name, asked.epoch)
+        if asked.epoch is not None:
+            self._fleet.confirm(asked.name, asked.epoch)
         self._changed()
         return _respond(json_reply({"name": asked.name, "epoch": asked.epoch}))
 
