@@ -109,7 +109,7 @@ class Fleet:
     def add(self, *, name: str, role: EngineRole, url: str, instance: str) -> Member:
         """A new life of a replica; an earlier one of the same name is gone with its sessions. The same life again goes
         on as it is: whoever adds it can't always know whether an earlier try came through."""
-        url, known = url.rstrip("/"), self.members.get(name)
+        known = self.members.get(name)
         if known is not None:
             if instance and (known.role, known.url, known.instance) == (role, url, instance):
                 self.drain(name, False)

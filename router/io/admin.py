@@ -21,11 +21,10 @@ from aiohttp.typedefs import Handler, Middleware
 from router.core.gate import GateState, Order
 from router.core.replies import Reply, error_reply, json_reply
 from router.io.desk import Desk
-from router.io.http1.client import split_url
 from router.io.poller import Poller
 from router.io.public import not_found
 from router.io.serving import HowInterrupted, RunningLeg, Told
-from router.settings import EngineRole
+from router.settings import EngineRole, check_engine_url
 
 _log = logging.getLogger(__name__)
 
@@ -200,9 +199,9 @@ class AdminRoutes:
     async def add_replica(self, request: web.Request) -> web.StreamResponse:
         asked = await self._read(request, _AddReplica, "name")
         try:
-            split_url(asked.url)
+            check_engine_url(asked.url)
         except ValueError as error:
-            return _respond(error_reply(400, f"url can't be called: {error}", "url"))
+            return _respond(error_reply(400, f"url {error}", "url"))
         if asked.epoch is not None and not self._dispatcher.epochs.version_of(asked.epoch):
             message = f"epoch {asked.epoch} is unknown; tell its version by POST /epochs first"
             return _respond(error_reply(409, message, "epoch"))

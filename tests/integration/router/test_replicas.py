@@ -220,7 +220,10 @@ def test_a_replica_that_makes_no_sense_is_refused(change: dict[str, Any], named:
     asyncio.run(case())
 
 
-@pytest.mark.parametrize("url", ["http://", "http://:80", "http://a b", "http://127.0.0.1:99999", "http://x\r\ny"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "http://:80", "http://a b", "http://127.0.0.1:99999", "http://x\r\ny", "http://x/y", "http://x?y"],
+)
 def test_a_url_that_can_not_be_called_is_refused(url: str) -> None:
     async def case() -> None:
         async with bench() as made:
