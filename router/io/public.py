@@ -150,12 +150,12 @@ class PublicPort:
 
     async def _ask_any(self, request: Request) -> Reply:
         """Pass a request that generates nothing to the usable engines in turn, to the next one where one fails."""
-        url_end = request.path + (f"?{request.query}" if request.query else "")
+        path = request.path + (f"?{request.query}" if request.query else "")
         urls = await self._overview.usable_urls()
         first = next(self._turns) % len(urls) if urls else 0
         for url in urls[first:] + urls[:first]:
             reply = await self._tools.upstream.ask(
-                request.method, url + url_end, self._settings.question_timeout_s, body=request.body
+                request.method, url, path, self._settings.question_timeout_s, body=request.body
             )
             if isinstance(reply, EngineReply) and reply.status < 500:
                 content_type = reply.headers.get(b"content-type", b"application/octet-stream").decode("latin-1")
