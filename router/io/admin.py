@@ -157,8 +157,11 @@ class AdminRoutes:
             floor = self._tools.floor
             if asked.gate == "open":
                 # Everyone knows that it is open before the first is let through; that it is closed, after the last was.
-                await floor.gate_moved(asked.gate)
-                self._tools.desk.set_gate(asked.gate)
+                try:
+                    await floor.gate_moved(asked.gate)
+                finally:
+                    # Whoever asked may have left by now; those who know close legs already.
+                    self._tools.desk.set_gate(asked.gate)
             else:
                 self._tools.desk.set_gate(asked.gate)
                 await floor.gate_moved(asked.gate)

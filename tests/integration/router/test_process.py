@@ -199,6 +199,7 @@ def test_draining_ends_within_its_grace_while_a_stream_goes_on() -> None:
         ({"handoff_lease_s": 1.0}, "handoff_margin_s (2.0) must be below handoff_lease_s (1.0)"),
         ({"handoff_lease_s": 0}, "handoff_lease_s"),
         ({"request_timeout_s": 0}, "request_timeout_s"),
+        ({"session_journal": "/nowhere/journal"}, "session_journal /nowhere/journal: No such file or directory"),
         # Field case A16: the engine would close connections that the router still uses.
         ({"keepalive_s": 5.0, "engine_keepalive_s": 5.0}, "keepalive_s (5.0) must be below engine_keepalive_s (5.0)"),
     ],

@@ -26,6 +26,11 @@ async def _each_on_its_own_connection(made: Bench, count: int) -> list[dict[str,
     return headers
 
 
+def _workers() -> list[int]:
+    """Their process ids."""
+    return [int(each) for each in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
 def test_a38_counters_are_one_whichever_worker_answers() -> None:
     async def case() -> None:
         async with bench(workers=WORKERS) as made:
@@ -52,7 +57,7 @@ def test_a_worker_that_hangs_does_not_hide_the_counters_of_the_others() -> None:
         async with bench(workers=WORKERS) as made, aiohttp.ClientSession() as client:
             await _each_on_its_own_connection(made, 10)
             await made.metric("active_sessions")
-            hanging = int(Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()[-1])
+            hanging = _workers()[-1]
             os.kill(hanging, signal.SIGSTOP)
             try:
                 # The kernel gives some of these to the worker that hangs.
@@ -63,6 +68,34 @@ def test_a_worker_that_hangs_does_not_hide_the_counters_of_the_others() -> None:
                 assert "headrace_router_requests_total" in await done.pop().result().text()
             finally:
                 os.kill(hanging, signal.SIGCONT)
+
+    asyncio.run(case())
+
+
+def test_a_worker_that_hangs_is_ended_and_the_gate_moves_on() -> None:
+    async def case() -> None:
+        async with bench(workers=WORKERS, worker_timeout_s=1.0) as made:
+            hanging = _workers()[-1]
+            os.kill(hanging, signal.SIGSTOP)
+            for state in ("holding", "open"):
+                await made.set_gate(state)
+            await until(lambda: len(_workers()) == WORKERS and hanging not in _workers())
+            await _each_on_its_own_connection(made, 10)
+
+    asyncio.run(case())
+
+
+def test_a_gate_that_opens_opens_for_all_although_who_asked_has_left() -> None:
+    async def case() -> None:
+        async with bench(workers=WORKERS, gate="frozen", worker_timeout_s=1.0) as made:
+            hanging = _workers()[-1]
+            os.kill(hanging, signal.SIGSTOP)
+            opening = asyncio.create_task(made.set_gate("open"))
+            await turns()
+            opening.cancel()
+            await until(lambda: made.dispatcher.gate.state == "open")
+            os.kill(hanging, signal.SIGCONT)
+            await _each_on_its_own_connection(made, 10)
 
     asyncio.run(case())
 
@@ -127,8 +160,8 @@ def test_a12_samples_on_a_worker_that_dies_leave_no_session() -> None:
             made.decode[0].answers.clear()
             client = await LeavingClient.sending(made, n=3)
             await until(lambda: made.decode[0].open == 3)
-            for worker in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split():
-                os.kill(int(worker), signal.SIGKILL)
+            for worker in _workers():
+                os.kill(worker, signal.SIGKILL)
             await until(lambda: made.dispatcher.admitted == 0)
             assert {member.sessions for member in made.dispatcher.fleet.members.values()} == {0}
             await client.leave()
