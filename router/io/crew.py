@@ -12,6 +12,7 @@ its counts stay in the sum, another takes its place.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import socket
@@ -291,7 +292,8 @@ class Crew:
             return None
         except TimeoutError:
             _log.error("worker %d has not answered within %g s and is ended", worker.number, limit_s)
-            worker.process.kill()
+            with contextlib.suppress(ProcessLookupError):  # another command may have waited in vain too
+                worker.process.kill()
             await worker.process.wait()
             return None
 
