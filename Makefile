@@ -47,14 +47,15 @@ check: setup ## lint, and the tests that need no engine stack, side by side; und
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint light
 
 without-engines: lint
-	$(PYTEST) -m "not full" $(LIGHT) $(PROCESSES)
+	$(PYTEST) -m "not full" $(LIGHT) $(PROCESSES) | sed --unbuffered 's/^/[without engines] /'
 
-with-engines:
-	$(PYTEST) -m "not full" $(ENGINES)
+with-engines: stack
+	$(PYTEST) -m "not full" $(ENGINES) | sed --unbuffered 's/^/[with engines] /'
 
-# An engine that starts uses one core, and most of what is tested without engines waits: side by side both are quicker.
-test: stack ## everything a change can break, on the real parts too; about 12 minutes
-	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line with-engines without-engines
+# Side by side: an engine that starts uses one core at a time, and tests without engines mostly wait. sed names whose line
+# it is, and writes whole lines.
+test: stack ## everything a change can break, on the real parts too; under 15 minutes
+	@$(MAKE) --no-print-directory --jobs=2 with-engines without-engines
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
 	$(PYTEST) --durations=25 $(LIGHT) $(PROCESSES) $(ENGINES)
