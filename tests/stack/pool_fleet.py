@@ -149,7 +149,7 @@ def running_fleet(model: Path, folder: Path) -> Iterator[Fleet]:
         for member in members:
             wait_ready(member.engine)
             member.to_epoch(1)
-        threads = stack.enter_context(ThreadPoolExecutor())
+        threads = stack.enter_context(ThreadPoolExecutor(max_workers=2 * AT_ONCE))
         yield Fleet(members[0], members[1], pool_of(volume), volume, threads)
 
 
