@@ -17,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from connectors.vllm_plugin.fence_rules import EPOCH_HEADER, FENCE_PATH, INSTANCE_HEADER, SALTED_HEADER, WEIGHTS_PATH
+from connectors.vllm_plugin.pool_keys import epoch_salt
 from connectors.vllm_plugin.weights.verdict import RankReport
 
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
@@ -216,9 +217,9 @@ class EngineClient:
         except (ValueError, KeyError, TypeError) as error:
             raise EngineCallFailed(f"{self._url}{FENCE_PATH}: no fence answered: {reply.text[:SHOWN]}") from error
 
-    def complete(self, fence: FenceView, model: str, prompt: Sequence[int], cache_salt: str) -> int:
-        """Compute one token after `prompt` (token ids), as a request of the life and epoch that `fence` shows. Returns
-        the prompt tokens that were cached.
+    def complete(self, fence: FenceView, model: str, prompt: Sequence[int], salt: str) -> int:
+        """Compute one token after `prompt` (token ids), as a request of the life and epoch that `fence` shows, salted
+        for that epoch. Returns the prompt tokens that were cached.
 
         Raises:
             EngineCallFailed: no answer, or an error.
@@ -229,7 +230,7 @@ class EngineClient:
             "max_tokens": 1,
             "temperature": 0,
             "ignore_eos": True,
-            "cache_salt": cache_salt,
+            "cache_salt": epoch_salt(fence.epoch or 0, salt),
         }
         headers = {INSTANCE_HEADER: fence.instance, EPOCH_HEADER: str(fence.epoch), SALTED_HEADER: "1"}
         reply = self._call("POST", "/v1/completions", json=body, headers=headers)
