@@ -12,6 +12,7 @@ replaces the private calls, all of which are in this file. Tried with vLLM 0.32.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -137,6 +138,12 @@ def _is_deferred(module: nn.Module) -> bool:
     return bool(find(module)) if find else isinstance(module, attention.Attention | attention.MLAAttention)
 
 
+def bytes_to_load(module: nn.Module) -> int:
+    """What its loaders fill, when it is open."""
+    parameters, buffers = layerwise.get_layerwise_info(module).restore_metadata
+    return sum(tensor.nbytes for tensor in (*parameters.values(), *buffers.values()))
+
+
 def open_module(module: nn.Module) -> None:
     """Give the module fresh tensors for its loaders; those that the engine uses are put aside."""
     info = layerwise.get_layerwise_info(module)
@@ -144,7 +151,18 @@ def open_module(module: nn.Module) -> None:
     if hasattr(info, "kernel_non_persistent_buffers"):
         info.kernel_non_persistent_buffers = set(module._non_persistent_buffers_set)
     meta.restore_layer_on_meta(module, info)
+    fresh = [name for name, tensor in module._parameters.items() if tensor is not None and tensor.is_meta]
     meta.materialize_layer(module, info)
+    for tensor in (module._parameters[name] for name in fresh):
+        if tensor is not None and tensor.is_cpu and tensor.is_contiguous() and tensor.nbytes:
+            tensor.data = _own_pages(tensor)
+
+
+def _own_pages(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory for a fresh tensor that goes back to the kernel when it is freed: the allocator would keep it in pieces,
+    between what modules were packed into. All pages are there before the first byte comes."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
+    return torch.frombuffer(mmap.mmap(-1, tensor.nbytes, flags), dtype=tensor.dtype).view(tensor.shape)
 
 
 def close_module(module: nn.Module) -> None:

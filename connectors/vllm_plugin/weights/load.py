@@ -50,6 +50,7 @@ class Load:
         group = self._plan.groups[index]
         started = time.perf_counter()
         room = room or self._rooms.room(index)
+        opened_s = time.perf_counter() - started
         try:
             self.wrote = self.wrote or room.writes_at_once
             moved = self._fetch.fetch(index, room.targets)
@@ -64,7 +65,7 @@ class Load:
             self.numbers.by_producer[producer] = self.numbers.by_producer.get(producer, 0) + count
         seconds = time.perf_counter() - started
         self.numbers.groups.append(
-            GroupNumbers(group.name, moved.bytes, seconds, moved.wait_s, moved.transfer_s, copy_s, process_s)
+            GroupNumbers(group.name, moved.bytes, seconds, moved.wait_s, moved.transfer_s, copy_s, opened_s + process_s)
         )
         return ahead
 

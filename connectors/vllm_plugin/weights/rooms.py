@@ -89,10 +89,8 @@ class Rooms:
         modules = [self._modules[name] for name in group.processed]
         # Modules keep a few tensors while they are open; those are in use and get their values at the end of the group.
         in_use = {id(tensor) for module in modules for tensor in module._parameters.values()}
-        room = Room([], [], [], [])
-        for module in modules:
-            layers.open_module(module)
-            room.opened.append(module)
+        # They are closed from the end: the large ones last, when the memory of the others is free again.
+        room = Room(_opened(sorted(modules, key=layers.bytes_to_load, reverse=True)), [], [], [])
         for fill in group.fills:
             tensor = self._tensor(fill.parameter)
             part = part_of(tensor, fill.into)
@@ -108,6 +106,20 @@ class Rooms:
         module, _, leaf = name.rpartition(".")
         tensor: torch.Tensor = getattr(self._modules[module], leaf)
         return tensor
+
+
+def _opened(modules: Sequence[nn.Module]) -> list[nn.Module]:
+    """All of them, or none."""
+    opened: list[nn.Module] = []
+    try:
+        for module in modules:
+            opened.append(module)
+            layers.open_module(module)
+    except BaseException:
+        for module in opened:
+            layers.put_back(module)
+        raise
+    return opened
 
 
 def part_of(tensor: torch.Tensor, region: Region) -> torch.Tensor:

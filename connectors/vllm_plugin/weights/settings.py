@@ -33,7 +33,15 @@ class WeightSettings:
     fetch_cores: tuple[int, ...] = ()
     """CPU cores for the prefetching thread and what a transport starts there; none: those of the engine."""
 
+    prefetch_share: float | None = None
+    """Part of the time in which a prefetch reads; a load that waits for it makes it read all the time. None: all of it
+    beside a GPU; a twentieth on a CPU, where the engine needs the memory's bandwidth for every token."""
+
     def __post_init__(self) -> None:
+        if self.prefetch_share is not None and not 0 < self.prefetch_share <= 1:
+            raise ValueError(
+                f"{SETTINGS_VARIABLE}: prefetch_share must be above 0 and at most 1, not {self.prefetch_share}"
+            )
         if self.mode not in get_args(LoadMode):
             raise ValueError(
                 f"{SETTINGS_VARIABLE}: mode must be one of {', '.join(get_args(LoadMode))}, not {self.mode!r}"

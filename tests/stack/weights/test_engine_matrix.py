@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from connectors.publisher.store import StorePublisher
 from tests.fakes.tiny_model import Architecture
 from tests.stack.weights.checkpoints import Tensors, checkpoints, path_source, tensors_of
 from tests.stack.weights.engine_process import EngineProcess, engine
-from tests.stack.weights.programs import Program
 from tests.stack.weights.reference import reference_logprobs
 from tests.stack.weights.volume import running_volume
 
@@ -92,30 +90,3 @@ def test_a_new_engine_loads_from_one_that_serves(tmp_path: Path) -> None:
         # Its own next load ends the serving; the engine that was served stays whole.
         healthy.update(path_source(models[0], "v2"))
         assert_computes(joined, expected)
-
-
-def publish_by_nixl(pipe: Connection, checkpoint: Path, version: str) -> None:
-    """A trainer of one rank, which lives until it is killed."""
-    publication = NixlPublisher(host="127.0.0.1").publish(tensors_of(checkpoint), version)
-    pipe.send(("published", dict(publication.source)))
-    pipe.recv()
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_publisher_that_died_costs_a_bounded_time_and_nothing_else(tmp_path: Path, ranks: int) -> None:
-    models = checkpoints("qwen3", 2)
-    with ExitStack() as stack:
-        started = stack.enter_context(engine(models[0], tmp_path / "engine", PORT, ranks=ranks))
-        before = started.logprobs()
-        trainer = Program(publish_by_nixl, models[1], "v1", environment={})
-        stack.callback(trainer.stop)
-        source = trainer.hear("published")
-        trainer.kill()
-        for mode in ("gpu_fetch", "cpu_prefetch"):
-            answer = started.load(source, mode=mode, timeout_s=5.0, limit_s=20.0)
-            assert (answer.ok, answer.version, answer.unfit) == (False, None, "")
-            assert [report.torn for report in answer.ranks] == [""] * ranks
-        assert started.logprobs() == before
-        started.update(path_source(models[1], "v1"))
-        started.update(path_source(models[0], "v0"))
-        assert started.logprobs() == before

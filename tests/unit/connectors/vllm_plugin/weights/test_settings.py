@@ -18,7 +18,14 @@ def test_fields_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"), [("{", "not JSON"), ("[]", "JSON object"), ('{"mod": 1}', "mode"), ('{"mode": "x"}', "gpu_fetch")]
+    ("text", "says"),
+    [
+        ("{", "not JSON"),
+        ("[]", "JSON object"),
+        ('{"mod": 1}', "mode"),
+        ('{"mode": "x"}', "gpu_fetch"),
+        ('{"prefetch_share": 0}', "prefetch_share"),
+    ],
 )
 def test_what_is_wrong_is_named(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=SETTINGS_VARIABLE) as caught:
