@@ -12,7 +12,6 @@ replaces the private calls, all of which are in this file. Tried with vLLM 0.32.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ from vllm.model_executor.model_loader.reload import layerwise, meta
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from vllm.platforms import current_platform
 
+from connectors.vllm_plugin.weights.pages import Pages
 from connectors.vllm_plugin.weights.plan import ParameterFacts
 
 
@@ -138,13 +138,7 @@ def _is_deferred(module: nn.Module) -> bool:
     return bool(find(module)) if find else isinstance(module, attention.Attention | attention.MLAAttention)
 
 
-def bytes_to_load(module: nn.Module) -> int:
-    """What its loaders fill, when it is open."""
-    parameters, buffers = layerwise.get_layerwise_info(module).restore_metadata
-    return sum(tensor.nbytes for tensor in (*parameters.values(), *buffers.values()))
-
-
-def open_module(module: nn.Module) -> None:
+def open_module(module: nn.Module, pages: Pages) -> None:
     """Give the module fresh tensors for its loaders; those that the engine uses are put aside."""
     info = layerwise.get_layerwise_info(module)
     info.kernel_tensors = layerwise.get_layer_params_buffers(module)
@@ -155,14 +149,7 @@ def open_module(module: nn.Module) -> None:
     meta.materialize_layer(module, info)
     for tensor in (module._parameters[name] for name in fresh):
         if tensor is not None and tensor.is_cpu and tensor.is_contiguous() and tensor.nbytes:
-            tensor.data = _own_pages(tensor)
-
-
-def _own_pages(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory for a fresh tensor that goes back to the kernel when it is freed: the allocator would keep it in pieces,
-    between what modules were packed into. All pages are there before the first byte comes."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE
-    return torch.frombuffer(mmap.mmap(-1, tensor.nbytes, flags), dtype=tensor.dtype).view(tensor.shape)
+            tensor.data = pages.moved(tensor)
 
 
 def close_module(module: nn.Module) -> None:

@@ -14,6 +14,7 @@ from torch import nn
 
 from connectors.vllm_plugin.weights import layers
 from connectors.vllm_plugin.weights.geometry import Region
+from connectors.vllm_plugin.weights.pages import Pages
 from connectors.vllm_plugin.weights.plan import Group, LoadPlan
 from connectors.weights.source import Target
 
@@ -50,6 +51,7 @@ class Rooms:
     def __init__(self, model: nn.Module, plan: LoadPlan) -> None:
         self._groups = plan.groups
         self._modules = dict(model.named_modules())
+        self._pages = Pages()
         self._kept: dict[int, Room] = {}
         """Of groups that need no memory of their own."""
         processed = {name for group in plan.groups for name in group.processed}
@@ -78,6 +80,7 @@ class Rooms:
 
     def finish(self, attention_dtype: torch.dtype) -> None:
         """What the model needs once all groups are filled."""
+        self._pages.free()
         for module in self._tied:
             layers.process_again(module)
         for module in self._attention:
@@ -89,8 +92,7 @@ class Rooms:
         modules = [self._modules[name] for name in group.processed]
         # Modules keep a few tensors while they are open; those are in use and get their values at the end of the group.
         in_use = {id(tensor) for module in modules for tensor in module._parameters.values()}
-        # They are closed from the end: the large ones last, when the memory of the others is free again.
-        room = Room(_opened(sorted(modules, key=layers.bytes_to_load, reverse=True)), [], [], [])
+        room = Room(_opened(modules, self._pages), [], [], [])
         for fill in group.fills:
             tensor = self._tensor(fill.parameter)
             part = part_of(tensor, fill.into)
@@ -108,13 +110,13 @@ class Rooms:
         return tensor
 
 
-def _opened(modules: Sequence[nn.Module]) -> list[nn.Module]:
+def _opened(modules: Sequence[nn.Module], pages: Pages) -> list[nn.Module]:
     """All of them, or none."""
     opened: list[nn.Module] = []
     try:
         for module in modules:
             opened.append(module)
-            layers.open_module(module)
+            layers.open_module(module, pages)
     except BaseException:
         for module in opened:
             layers.put_back(module)

@@ -30,6 +30,9 @@ class WeightSettings:
     engine whose parameters are packed can serve them to peers."""
     host: str = "127.0.0.1"
     """Address by which peers and sources reach this machine."""
+    sources: tuple[Mapping[str, Any], ...] = ()
+    """What is known of later sources: `transport`, and for `store` the volume's `master` and `protocol`. The engine
+    gets ready for them when it starts: no first load waits for libraries and connections, or takes memory for them."""
     fetch_cores: tuple[int, ...] = ()
     """CPU cores for the prefetching thread and what a transport starts there; none: those of the engine."""
 
@@ -60,6 +63,4 @@ def read_settings(environment: Mapping[str, str]) -> WeightSettings:
     known = {each.name for each in fields(WeightSettings)}
     if not isinstance(given, dict) or given.keys() - known:
         raise ValueError(f"{SETTINGS_VARIABLE} must be a JSON object with fields of {', '.join(sorted(known))}")
-    if "fetch_cores" in given:
-        given["fetch_cores"] = tuple(given["fetch_cores"])
-    return WeightSettings(**given)
+    return WeightSettings(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})

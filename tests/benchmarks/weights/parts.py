@@ -117,9 +117,12 @@ def measure_gpu_fetch(scale: Scale) -> list[Figure]:
     with ExitStack() as stack:
         trainer = stack.enter_context(trainer_of(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        checkpoint = trainer.ask("publish", transport="path", version="start")
-        engine = stack.enter_context(engine_on(scale, checkpoint, {"mode": "gpu_fetch"}, {}))
         master = stack.enter_context(volume(scale))
+        sources: list[dict[str, Any]] = [{"transport": "nixl"}]
+        if master:
+            sources.append({"transport": "store", "master": master, "protocol": "tcp"})
+        checkpoint = trainer.ask("publish", transport="path", version="start")
+        engine = stack.enter_context(engine_on(scale, checkpoint, {"mode": "gpu_fetch", "sources": sources}, {}))
         for transport in scale.transports:
             with _plain_transfer(trainer, reader, transport) as plain:
                 loads[transport] = _load_rounds(scale, transport, trainer, reader, engine, master, plain)
@@ -183,7 +186,7 @@ def _fetch_figures(scale: Scale, loads: Mapping[str, Loads]) -> list[Figure]:
 
 def measure_prefetch(scale: Scale) -> list[Figure]:
     """A copy in host memory, fetched while the engine generates on another core."""
-    settings = {"mode": "cpu_prefetch", "keep_copy": True}
+    settings = {"mode": "cpu_prefetch", "keep_copy": True, "sources": [{"transport": "nixl"}]}
     environment: dict[str, str] = {}
     if scale.device == "cpu":
         settings["fetch_cores"] = [1]

@@ -80,7 +80,7 @@ class Running:
             assert self.engine.logprobs() == self.expected[0]
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[1, 2], ids=["tp1", "tp2"])
 def running(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("kills")
     models = [make_tiny_model(MODELS / f"weights-deep-{seed}", seed, layers=LAYERS) for seed in range(2)]
