@@ -63,4 +63,5 @@ def read_settings(environment: Mapping[str, str]) -> WeightSettings:
     known = {each.name for each in fields(WeightSettings)}
     if not isinstance(given, dict) or given.keys() - known:
         raise ValueError(f"{SETTINGS_VARIABLE} must be a JSON object with fields of {', '.join(sorted(known))}")
-    return WeightSettings(**{name: tuple(value) if isinstance(value, list) else value for name, value in given.items()})
+    frozen: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return WeightSettings(**frozen)
