@@ -21,7 +21,7 @@ from tests.stack.weights import nixl_trainer
 from tests.stack.weights.checkpoints import Tensors, changed, checkpoints, path_source
 from tests.stack.weights.engine_process import EngineProcess, engine
 from tests.stack.weights.programs import Program
-from tests.stack.weights.reference import reference_logprobs
+from tests.stack.weights.reference import reference
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -59,11 +59,13 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("loads")
     models = checkpoints("qwen3", 2)
-    (expected,) = reference_logprobs(models[1:], folder, ranks=RANKS)
     settings = {"keep_copy": True, "prefetch_share": PREFETCH_SHARE}
-    with engine(models[0], folder / "engine", PORT, ranks=RANKS, settings=settings) as started:
+    with (
+        reference(models[1:], folder, ranks=RANKS) as on_the_other,
+        engine(models[0], folder / "engine", PORT, ranks=RANKS, settings=settings) as started,
+    ):
         assert started.client.weights().version is None
-        yield Running(started, models, [started.logprobs(), expected])
+        yield Running(started, models, [started.logprobs(), *on_the_other.logprobs()])
 
 
 @pytest.mark.parametrize("mode", ["gpu_fetch", "cpu_prefetch"])

@@ -14,7 +14,7 @@ from connectors.publisher.store import StorePublisher
 from tests.fakes.tiny_model import Architecture
 from tests.stack.weights.checkpoints import Tensors, checkpoints, path_source, tensors_of
 from tests.stack.weights.engine_process import EngineProcess, engine
-from tests.stack.weights.reference import reference_logprobs
+from tests.stack.weights.reference import reference
 from tests.stack.weights.volume import running_volume
 
 pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(900)]
@@ -53,9 +53,11 @@ def assert_computes(started: EngineProcess, expected: list[float]) -> None:
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_tied", "llama", "qwen3_moe"])
 def test_loads(publishers: dict[str, Publish], tmp_path: Path, architecture: Architecture, ranks: int) -> None:
     models = checkpoints(architecture, VERSIONS)
-    references = reference_logprobs(models[1:], tmp_path, ranks=ranks)
-    with engine(models[0], tmp_path / "engine", PORT, ranks=ranks) as started:
-        expected = [started.logprobs(), *references]
+    with (
+        reference(models[1:], tmp_path, ranks=ranks) as on_the_others,
+        engine(models[0], tmp_path / "engine", PORT, ranks=ranks) as started,
+    ):
+        expected = [started.logprobs(), *on_the_others.logprobs()]
         for transport in ("path", "store", "nixl"):
             for mode in ("gpu_fetch", "cpu_prefetch"):
                 for number in (1, 2, 0):
@@ -72,9 +74,9 @@ def test_loads(publishers: dict[str, Publish], tmp_path: Path, architecture: Arc
 def test_a_new_engine_loads_from_one_that_serves(tmp_path: Path) -> None:
     """The trainer has moved on, and one engine's machine died."""
     models = checkpoints("qwen3", 2)
-    (expected,) = reference_logprobs(models[1:], tmp_path)
     settings = {"mode": "cpu_prefetch", "keep_copy": True}
     with ExitStack() as stack:
+        on_the_other = stack.enter_context(reference(models[1:], tmp_path))
         healthy = stack.enter_context(engine(models[0], tmp_path / "healthy", PORT, settings=settings, cores="0"))
         healthy.update(path_source(models[1], "v1"))
         killed = stack.enter_context(engine(models[0], tmp_path / "killed", PORT + 1, cores="1"))
@@ -86,6 +88,7 @@ def test_a_new_engine_loads_from_one_that_serves(tmp_path: Path) -> None:
         joined = stack.enter_context(engine(models[0], tmp_path / "joined", PORT + 2, ranks=1, cores="1"))
         joined.update(source, mode="gpu_fetch", timeout_s=TIMEOUT_S)
         assert joined.weight_version() == "v1"
+        (expected,) = on_the_other.logprobs()
         assert_computes(joined, expected)
         # Its own next load ends the serving; the engine that was served stays whole.
         healthy.update(path_source(models[0], "v2"))
