@@ -39,7 +39,7 @@ class Load:
         Raises FetchError, or what vLLM's processing raises. `wrote` says then whether the old weights are whole.
         """
         with torch.no_grad():
-            ahead: Room | None = None
+            ahead = self._begin_ahead(0)
             for index in range(len(self._plan.groups)):
                 go_on()
                 ahead = self._load_group(index, ahead)
@@ -52,6 +52,7 @@ class Load:
         room = room or self._rooms.room(index)
         opened_s = time.perf_counter() - started
         try:
+            ahead = self._begin_ahead(index + 1)
             self.wrote = self.wrote or room.writes_at_once
             moved = self._fetch.fetch(index, room.targets)
             if self._check_finite:
@@ -59,7 +60,6 @@ class Load:
         except BaseException:
             room.put_back()
             raise
-        ahead = self._begin_ahead(index + 1)
         copy_s, process_s = self._finish(group, room)
         for producer, count in moved.by_producer.items():
             self.numbers.by_producer[producer] = self.numbers.by_producer.get(producer, 0) + count
@@ -70,7 +70,7 @@ class Load:
         return ahead
 
     def _begin_ahead(self, index: int) -> Room | None:
-        """Where a group needs no memory of its own, its bytes may come while the one before is finished."""
+        """Where a group needs no memory of its own, its bytes may come together with those of the one before."""
         if index == len(self._plan.groups) or not self._rooms.needs_no_memory(index):
             return None
         room = self._rooms.room(index)
