@@ -37,7 +37,8 @@ LIMIT_S = 20.0
 MARGIN_S = 20.0
 """On top of LIMIT_S + TIMEOUT_S: what ranks wait for each other, and a slow machine."""
 BEGIN_S = 60.0
-INTO_IT_S = 0.3
+INTO_IT = 0.3
+"""Part of a load that has passed when something happens to it."""
 ONLY_TCP = {"UCX_TLS": "tcp,self"}
 """Reads that need the producer's processor, so that they stop with it."""
 
@@ -48,6 +49,8 @@ class Running:
     models: list[Path]
     expected: list[list[float]]
     """What it computes with each of them."""
+    load_s: float
+    """Of one load, as fast as this machine is."""
 
     def path(self, version: int) -> dict[str, Any]:
         return path_source(self.models[version], f"v{version}")
@@ -60,7 +63,7 @@ class Running:
             began = time.monotonic()
             loading = pool.submit(self.engine.load, source, mode="gpu_fetch", timeout_s=TIMEOUT_S, limit_s=LIMIT_S)
             wait_until(is_read)
-            time.sleep(INTO_IT_S)
+            time.sleep(INTO_IT * self.load_s)
             hit()
             answer = loading.result()
         assert time.monotonic() - began < LIMIT_S + TIMEOUT_S + MARGIN_S
@@ -87,9 +90,11 @@ def running(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReq
     with engine(models[0], folder, PORT, ranks=request.param) as started:
         expected = []
         for number in (1, 0):
-            started.update(path_source(models[number], f"v{number}"))
+            answer = started.update(path_source(models[number], f"v{number}"))
             expected.insert(0, started.logprobs())
-        yield Running(started, models, expected)
+        (last, *_) = (report.last_load for report in answer.ranks)
+        assert last is not None
+        yield Running(started, models, expected, sum(group["seconds"] for group in last.numbers["groups"]))
 
 
 @pytest.fixture
