@@ -115,9 +115,10 @@ def test_a_trainer_killed_during_a_prefetch_changes_nothing(running: Running) ->
         while not nixl_trainer.is_read_by(RANKS, source):
             assert time.monotonic() < deadline
         trainer.kill()
-        wait_for_ranks(running, lambda report: "producer" in report.error)
+        wait_for_ranks(running, lambda report: report.phase == "idle")
     finally:
         trainer.stop()
+    assert all("prefetch of v1" in report.error for report in engine.client.weights().ranks)
     running.assert_has(0)
     engine.update(running.source(1), mode="cpu_prefetch")
     engine.update(running.source(0), mode="cpu_prefetch")
