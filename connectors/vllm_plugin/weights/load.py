@@ -39,7 +39,7 @@ class Load:
         Raises FetchError, or what vLLM's processing raises. `wrote` says then whether the old weights are whole.
         """
         with torch.no_grad():
-            ahead = self._begin_ahead(0)
+            ahead: Room | None = None
             for index in range(len(self._plan.groups)):
                 go_on()
                 ahead = self._load_group(index, ahead)
@@ -52,8 +52,9 @@ class Load:
         room = room or self._rooms.room(index)
         opened_s = time.perf_counter() - started
         try:
-            ahead = self._begin_ahead(index + 1)
             self.wrote = self.wrote or room.writes_at_once
+            self._fetch.start(index, room.targets)
+            ahead = self._begin_ahead(index + 1)
             moved = self._fetch.fetch(index, room.targets)
             if self._check_finite:
                 refuse_non_finite(room.targets)
@@ -70,7 +71,7 @@ class Load:
         return ahead
 
     def _begin_ahead(self, index: int) -> Room | None:
-        """Where a group needs no memory of its own, its bytes may come together with those of the one before."""
+        """Where a group needs no memory of its own, its bytes may follow those of the one before at once."""
         if index == len(self._plan.groups) or not self._rooms.needs_no_memory(index):
             return None
         room = self._rooms.room(index)
