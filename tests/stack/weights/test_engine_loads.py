@@ -29,7 +29,7 @@ PORT = 21100
 RANKS = 2
 TOLERANCE = 1e-5
 SETTLE_S = 60
-PREFETCH_SHARE = 0.02
+PREFETCH_SHARE = 0.05
 """A prefetch takes seconds, so that something can happen to it."""
 LAST_LAYER_DOWN = "model.layers.3.mlp.down_proj.weight"
 
