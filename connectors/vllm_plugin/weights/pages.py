@@ -1,18 +1,25 @@
 """Host memory for the modules that a load opens, used again from one group to the next.
 
-`layers.py` puts fresh tensors there, `rooms.py` lets go of it when the load is over. Memory from the allocator would be
-touched for the first time by every group, and stay behind in pieces between what modules are packed into.
+`load.py` has it for one load, `layers.py` puts fresh tensors there. Memory from the allocator would be touched for the
+first time by every group, and stay behind in pieces between what modules are packed into.
 """
 
 from __future__ import annotations
 
 import mmap
 import sys
+from collections.abc import Iterator, Sequence
 
 import torch
 
-_UNUSED_REFERENCES = 3
-"""To a mapping whose tensors are gone: the list's, the loop's, the call's."""
+
+def _sizes_and_references(mappings: Sequence[mmap.mmap]) -> Iterator[tuple[int, int]]:
+    for mapping in mappings:
+        yield len(mapping), sys.getrefcount(mapping)
+
+
+((_, _UNUSED_REFERENCES),) = _sizes_and_references([mmap.mmap(-1, 1)])
+"""What is counted where no tensor is left; Python's versions differ."""
 
 
 class Pages:
@@ -27,15 +34,11 @@ class Pages:
         mapping = self._unused(tensor.nbytes) or self._new(tensor.nbytes)
         return torch.frombuffer(mapping, dtype=tensor.dtype).view(tensor.shape)
 
-    def free(self) -> None:
-        self._mappings.clear()
-
     def _unused(self, nbytes: int) -> mmap.mmap | None:
-        for mapping in self._mappings:
-            # What still computes with an earlier tensor keeps it: some kernels take over what was loaded as it is.
-            if len(mapping) == nbytes and sys.getrefcount(mapping) == _UNUSED_REFERENCES:
-                return mapping
-        return None
+        # What still computes with an earlier tensor keeps it: some kernels take over what was loaded as it is.
+        wanted = (nbytes, _UNUSED_REFERENCES)
+        found = enumerate(_sizes_and_references(self._mappings))
+        return next((self._mappings[index] for index, each in found if each == wanted), None)
 
     def _new(self, nbytes: int) -> mmap.mmap:
         mapping = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)

@@ -51,7 +51,6 @@ class Rooms:
     def __init__(self, model: nn.Module, plan: LoadPlan) -> None:
         self._groups = plan.groups
         self._modules = dict(model.named_modules())
-        self._pages = Pages()
         self._kept: dict[int, Room] = {}
         """Of groups that need no memory of their own."""
         processed = {name for group in plan.groups for name in group.processed}
@@ -59,14 +58,14 @@ class Rooms:
         self._attention = layers.attention_of(model)
         self._is_on_gpu = any(parameter.is_cuda for parameter in model.parameters())
 
-    def room(self, index: int) -> Room:
+    def room(self, index: int, pages: Pages) -> Room:
         """Modules whose weights are processed are open in it: finish them, or `put_back`."""
         group, kept = self._groups[index], self._kept.get(index)
         if kept is not None and all(
             self._tensor(fill.parameter) is whole for fill, whole in zip(group.fills, kept.wholes, strict=True)
         ):
             return kept
-        made = self._make(group)
+        made = self._make(group, pages)
         if self.needs_no_memory(index):
             self._kept[index] = made
         return made
@@ -80,7 +79,6 @@ class Rooms:
 
     def finish(self, attention_dtype: torch.dtype) -> None:
         """What the model needs once all groups are filled."""
-        self._pages.free()
         for module in self._tied:
             layers.process_again(module)
         for module in self._attention:
@@ -88,11 +86,11 @@ class Rooms:
         if self._is_on_gpu:
             torch.cuda.synchronize()
 
-    def _make(self, group: Group) -> Room:
+    def _make(self, group: Group, pages: Pages) -> Room:
         modules = [self._modules[name] for name in group.processed]
         # Modules keep a few tensors while they are open; those are in use and get their values at the end of the group.
         in_use = {id(tensor) for module in modules for tensor in module._parameters.values()}
-        room = Room(_opened(modules, self._pages), [], [], [])
+        room = Room(_opened(modules, pages), [], [], [])
         for fill in group.fills:
             tensor = self._tensor(fill.parameter)
             part = part_of(tensor, fill.into)

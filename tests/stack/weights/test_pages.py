@@ -28,5 +28,5 @@ def test_memory_is_used_again_once_nobody_has_a_view_of_it() -> None:
 def test_tensors_outlive_what_gave_them_memory() -> None:
     pages = Pages()
     tensor = pages.moved(torch.empty(1000)).fill_(3)
-    pages.free()
+    del pages
     assert bool((tensor == 3).all())
