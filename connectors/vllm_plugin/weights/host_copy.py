@@ -180,17 +180,19 @@ class Prefetch:
         try:
             copy = self._make_copy(fetch)
             copy.version = None
+            busy_since = time.monotonic()
             for index, targets in enumerate(copy.targets):
                 if self._cancelled:
                     raise FetchError(f"the prefetch of {self.source['version']} was given up")
                 if time.monotonic() > self._deadline:
                     raise FetchError(f"the prefetch of {self.source['version']} took longer than its limit")
-                began = time.monotonic()
                 self.moved.append(fetch.fetch(index, targets))
                 if self._check_finite:
                     refuse_non_finite(targets)
                 if index + 1 < len(copy.targets):
-                    self._hurried.wait((time.monotonic() - began) * (1 / self._share - 1))
+                    self._hurried.wait((time.monotonic() - busy_since) * (1 / self._share - 1))
+                    busy_since = time.monotonic()
+                    # Through shared memory this is when the bytes are copied.
                     fetch.start(index + 1, copy.targets[index + 1])
             copy.version = self.source["version"]
             self.copy = copy
