@@ -121,7 +121,7 @@ def measure_gpu_fetch(scale: Scale) -> list[Figure]:
         sources: list[dict[str, Any]] = [{"transport": "nixl"}]
         if master:
             sources.append({"transport": "store", "master": master, "protocol": "tcp"})
-        checkpoint = trainer.ask("publish", transport="path", version="start")
+        checkpoint = trainer.ask("publish", transport="path", version="start-gpu_fetch")
         engine = stack.enter_context(engine_on(scale, checkpoint, {"mode": "gpu_fetch", "sources": sources}))
         for transport in scale.transports:
             with _plain_transfer(trainer, reader, transport) as plain:
@@ -194,7 +194,7 @@ def measure_prefetch(scale: Scale) -> list[Figure]:
     with ExitStack() as stack:
         trainer = stack.enter_context(trainer_of(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        checkpoint = trainer.ask("publish", transport="path", version="start")
+        checkpoint = trainer.ask("publish", transport="path", version="start-cpu_prefetch")
         engine = stack.enter_context(engine_on(scale, checkpoint, settings, cores))
         for number in range(scale.rounds + 1):
             source = trainer.ask("publish", transport="nixl", version=f"{number}")
