@@ -22,6 +22,7 @@ CORES = (
     "orchestrator/supervisor/log_cause.py",
     "orchestrator/supervisor/reconcile.py",
     "orchestrator/supervisor/state.py",
+    "orchestrator/weights",
     "deploy/local/membership.py",
     "router/core",
     "router/settings.py",
