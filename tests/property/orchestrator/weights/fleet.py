@@ -129,10 +129,9 @@ class SimRouter:
             case acts.HandleInFlight() as ask:
                 if self.gate != "holding":
                     raise Refused("not holding")
-                assert not any(engine.paused for engine in self.engines.values()), "A27: an abort while paused"
-                if ask.mode != "keep":
-                    for engine in self.engines.values():
-                        engine.running = False
+                for engine in self.engines.values():
+                    assert not (engine.paused and engine.running), "A27: an abort while paused"
+                    engine.running = engine.running and ask.mode == "keep"
             case acts.Drain() as ask:
                 before = self.replicas[ask.name]
                 self.replicas[ask.name] = ReplicaFacts(

@@ -11,7 +11,7 @@ from connectors.types import Role
 from orchestrator.errors import UpdateRefused
 from orchestrator.weights import acts, events
 from orchestrator.weights.machine import Coordinator
-from orchestrator.weights.words import InFlightMode, Limits, Position, ReplicaFacts, Strategy, Update, first_position
+from orchestrator.weights.words import InFlightMode, Limits, Order, Position, ReplicaFacts, Strategy, Update, first_position
 from tests.property.orchestrator.weights.fleet import OVERTAKEN, LoadEnd, Refused, SimEngine, SimRouter
 
 LIMITS = Limits(
@@ -55,11 +55,14 @@ class World:
         """Sent and not arrived."""
         self.late: list[acts.Command] = []
         """The same, and nobody waits for their answers any more."""
+        self.newest: dict[str, Order] = {}
         self.loads: dict[str, acts.Command] = {}
         self.replies: list[events.Event] = []
         self.finished: list[acts.Finish] = []
         self.said: list[str] = []
         self.purged: set[int] = set()
+        self.unnoticed: list[SimEngine] = []
+        """Engines in another life than the router and the coordinator know."""
         self.story: list[str] = []
         self.start()
 
@@ -105,13 +108,14 @@ class World:
         self.start()
 
     def carry_out(self, act: acts.Act) -> None:
-        self.story.append(f"    {act}")
+        self.story.append(f"    {in_short(act)}")
         match act:
             case acts.Record(position=position):
                 self.check_record(self.journal[-1], position)
                 self.journal.append(position)
             case acts.Command():
                 self.wire.append(act)
+                self.newest[act.receiver] = act.order
             case acts.Restart(name=name):
                 self.engines[name].end()
                 self.loads.pop(name, None)
@@ -124,7 +128,7 @@ class World:
 
     def happen(self) -> None:
         """One thing, whichever."""
-        choices = [self.tick, self.arrive, self.arrive, self.reply, self.reply, self.end_some_load, self.request]
+        choices = [self.tick, *4 * [self.arrive, self.reply], self.end_some_load, self.request]
         choices += [self.boot_some]
         if self.faults.lives_end and self.random.random() < 0.05:
             choices = [self.end_some_life]
@@ -158,7 +162,8 @@ class World:
         except Refused as refused:
             error = str(refused)
             answer = events.Answered(order=command.order, error=error)
-        assert is_late or error != OVERTAKEN, f"{command} is older than a command before it"
+        is_newest = command.order == self.newest.get(command.receiver)
+        assert not (is_newest and error == OVERTAKEN), f"{command} is older than a command before it"
         if answer is None and not is_late:
             self.loads[command.receiver] = command
         elif answer is not None and not is_late:
@@ -220,8 +225,11 @@ class World:
 
     def boot_some(self) -> None:
         for engine in self.engines.values():
-            if not engine.is_up:
-                engine.boot()
+            if not engine.is_up or engine in self.unnoticed:
+                if not engine.is_up:
+                    engine.boot()
+                if engine in self.unnoticed:
+                    self.unnoticed.remove(engine)
                 self.router.see(engine)
                 self.step(events.EngineCameUp(name=engine.name))
                 return
@@ -239,9 +247,9 @@ class World:
         if self.random.random() < 0.5:
             self.step(events.EngineEnded(name=engine.name))
         else:
-            # Nobody notices before it is there again, behind the same port (A41).
+            # It is there again, behind the same port, before anyone notices (A41).
             engine.boot()
-            self.router.see(engine)
+            self.unnoticed.append(engine)
 
     # What must hold
 
@@ -294,7 +302,8 @@ class World:
         """Nothing fails any more: everything ends, and the fleet is whole."""
         self.faults = NO_FAULTS
         for _ in range(3000):
-            moved = self.wire or self.replies or any(e.load or not e.is_up for e in self.engines.values())
+            down = any(engine.load or not engine.is_up for engine in self.engines.values())
+            moved = self.wire or self.replies or down or self.unnoticed
             if not moved and self.coordinator.position.course is None and self.quiet():
                 return
             if moved:
@@ -309,3 +318,11 @@ class World:
         for _ in range(3):
             self.tick()
         return not self.wire
+
+
+def in_short(act: acts.Act) -> str:
+    if not isinstance(act, acts.Record):
+        return str(act)
+    position, course = act.position, act.position.course
+    where = f"{course.going} {course.phase} to epoch {course.epoch} {course.group}" if course else "idle"
+    return f"Record {position.last_update}.{position.attempt}: {where}, committed {position.committed}"
