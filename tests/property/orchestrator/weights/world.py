@@ -11,8 +11,17 @@ from connectors.types import Role
 from orchestrator.errors import UpdateRefused
 from orchestrator.weights import acts, events
 from orchestrator.weights.machine import Coordinator
-from orchestrator.weights.words import InFlightMode, Limits, Order, Position, ReplicaFacts, Strategy, Update, first_position
-from tests.property.orchestrator.weights.fleet import OVERTAKEN, LoadEnd, Refused, SimEngine, SimRouter
+from orchestrator.weights.words import (
+    InFlightMode,
+    Limits,
+    Order,
+    Position,
+    ReplicaFacts,
+    Strategy,
+    Update,
+    first_position,
+)
+from tests.fakes.weight_fleet import OVERTAKEN, LoadEnd, Refused, SimEngine, SimRouter
 
 LIMITS = Limits(
     prefetch_s=60,
@@ -237,7 +246,8 @@ class World:
     def end_some_life(self) -> None:
         if self.random.random() < 0.2:
             self.router.boot()
-            self.late += [command for command in self.wire if command.receiver == acts.ROUTER]
+            # What was on its way went to the life before, by a connection that ended with it.
+            self.late = [command for command in self.late if command.receiver != acts.ROUTER]
             self.wire = [command for command in self.wire if command.receiver != acts.ROUTER]
             self.step(events.RouterCameUp())
             return
