@@ -147,6 +147,8 @@ class Coordinator:
             raise UpdateRefused(f"update {course.update.number} is under way: cancel it, or wait for its end")
         if update.number <= self.position.last_update:
             raise UpdateRefused(f"update {update.number} is not above {self.position.last_update}, the newest so far")
+        if update.version == self.position.committed.version:
+            raise UpdateRefused(f"version {update.version!r} is what the job serves already: name new weights anew")
         if update.strategy == "rolling" and (refusal := rolling_refusal(self._known.fleet)):
             raise UpdateRefused(refusal)
         self._forget_open()
