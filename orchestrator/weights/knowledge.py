@@ -34,6 +34,9 @@ class Knowledge:
     """Engines that are being restarted."""
     answered: set[str] = field(default_factory=set)
     """Whose success in this phase was answered, where only an answer proves it."""
+    sealed: set[str] = field(default_factory=set)
+    """Engines that have answered a pause of this attempt. A load of an older attempt that is still under way to one
+    comes too late now; so what is read from here on is how its weights are."""
     failed: dict[str, str] = field(default_factory=dict)
     """Who refused the load (or prefetch) of this phase, and why."""
 
@@ -94,6 +97,9 @@ class Knowledge:
         match ask:
             case SetGate() | Drain() | PublishEpoch():
                 self._router_obeyed(ask)
+            case Pause():
+                self.sealed.add(receiver)
+                self.engines[receiver] = None
             case _ if receiver in self.fleet:
                 engine = self.engines[receiver]
                 self.engines[receiver] = None if engine is None else _obeyed(engine, ask)
@@ -126,8 +132,6 @@ class Knowledge:
 
 def _obeyed(engine: EngineFacts, ask: Ask) -> EngineFacts:
     match ask:
-        case Pause():
-            return replace(engine, paused=True)
         case Resume():
             return replace(engine, paused=False)
         case Load():

@@ -276,10 +276,13 @@ class Coordinator:
         known, course, committed = self._known, self._known.course, self.position.committed
         if course.phase == "prefetch" or (course.update.strategy == "barrier" and course.phase in BEFORE_WRITES):
             return True
-        facts = [known.engines[name] for name in known.present()]
+        facts = dict(known.known())
         return all(
-            engine is not None and engine.epoch == committed.epoch and known.held_version(engine) == committed.version
-            for engine in facts
+            (name in known.sealed or name not in known.movers())
+            and name in facts
+            and facts[name].epoch == committed.epoch
+            and known.held_version(facts[name]) == committed.version
+            for name in known.present()
         )
 
     def _give_up(self, name: str, why: str) -> None:
@@ -344,6 +347,9 @@ class Coordinator:
             self._due = now + course.update.limits.grace_s if course.phase == "purge" else now
 
     def _record(self, position: Position) -> None:
+        before = self.position
+        if (before.last_update, before.attempt) != (position.last_update, position.attempt):
+            self._known.sealed.clear()
         self._known.position = position
         self._acts.append(Record(position=position))
 

@@ -64,9 +64,8 @@ def _engine_need(name: str, engine: EngineFacts, known: Knowledge) -> EngineAsk 
             if wanted and name not in known.answered and name not in known.failed:
                 return Prefetch(instance=engine.instance, source=target.source)
         case "pause_prefill" | "pause_decode" | "load":
-            # Also where it is paused already: a resume that is still under way to it is older from now on.
-            is_paused = engine.paused and (course.phase == "load" or name in known.answered)
-            if known.fleet[name] in _PAUSED_IN[course.phase] and not is_paused:
+            # Also where it is paused already: a resume or load that is still under way to it is older from now on.
+            if known.fleet[name] in _PAUSED_IN[course.phase] and not (engine.paused and name in known.sealed):
                 return Pause(instance=engine.instance)
             if course.phase == "load" and not holds and name not in known.failed:
                 update = course.update

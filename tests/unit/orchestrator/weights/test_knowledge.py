@@ -44,7 +44,13 @@ def test_a_load_closes_the_fence_until_the_next_epoch_is_confirmed(known: Knowle
     assert known.engines == {"a": replace(FACTS, version="v1", epoch=2)}
 
 
+def test_a_paused_engine_is_read_again(known: Knowledge) -> None:
+    """An older load may have come in between; after the pause none can."""
+    known.carried_out("a", acts.Pause(instance="a-1"))
+    assert (known.engines, known.sealed) == ({"a": None}, {"a"})
+
+
 def test_an_answer_makes_unknown_facts_no_better_known(known: Knowledge) -> None:
     known.engines["a"] = None
-    known.carried_out("a", acts.Pause(instance="a-1"))
+    known.carried_out("a", acts.Resume(instance="a-1"))
     assert known.engines == {"a": None}

@@ -235,6 +235,22 @@ def test_an_answer_to_an_older_command_counts_for_nothing() -> None:
     assert (drive.outcomes(), drive.holds()) == (["committed"], {("v1", 2, False)})
 
 
+def test_a_load_that_comes_late_is_seen_or_refused_before_anyone_is_relabelled() -> None:
+    """Invariant 4: the answer to what an engine holds is only good once nothing older can reach it."""
+    drive = Driver()
+    drive.update()
+    drive.run_to("load")
+    drive.run(until=lambda: any(isinstance(each.ask, acts.Load) for each in drive.wire))
+    late = next(each for each in drive.wire if isinstance(each.ask, acts.Load))
+    drive.wire.remove(late)
+    drive.step(events.Cancelled(why="asked"))
+    drive.run(until=lambda: acts.ReadEngine not in {type(each.ask) for each in drive.wire})
+    drive.answer(late)
+    drive.run()
+    assert (drive.outcomes(), drive.holds()) == (["rolled_back"], {("v0", 3, False)})
+    assert (late.receiver, "v0") in drive.loaded()
+
+
 PHASES = ["prefetch", "hold", "in_flight", "pause_prefill", "freeze", "pause_decode", "load", "confirm", "publish"]
 
 
