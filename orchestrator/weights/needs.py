@@ -76,8 +76,7 @@ def _engine_need(name: str, engine: EngineFacts, known: Knowledge) -> EngineAsk 
                     limit_s=update.limits.load_s,
                 )
         case "confirm":
-            # Also where it is confirmed already: a load that is still under way to it is older from now on.
-            if holds and name not in known.answered:
+            if holds and engine.epoch != target.epoch:
                 return ConfirmEpoch(instance=engine.instance, epoch=target.epoch)
         case "resume":
             # Also where it seems to run: a pause that is still under way to it is older from now on.

@@ -101,7 +101,7 @@ class EngineFacts:
     """As the engine itself says, not its fence: a pause that was received and has not ended is none yet."""
     loading: bool
     """A command about its weights is running."""
-    lost: bool = False
+    lost: bool
     """This life cannot be trusted any more; only a restart mends it."""
 
 

@@ -13,7 +13,7 @@ from router.core.gate import GateState
 
 OVERTAKEN = "overtaken"
 NEVER = Order(0, 0, 0)
-LoadEnd = Literal["done", "untouched", "torn"]
+LoadEnd = Literal["done", "untouched", "torn", "lost"]
 
 
 class Refused(Exception):
@@ -31,6 +31,7 @@ class SimEngine:
     version: str | None = None
     epoch: int | None = 1
     unfit: str = ""
+    lost: bool = False
     paused: bool = False
     running: bool = False
     """A request is being computed."""
@@ -49,7 +50,8 @@ class SimEngine:
 
     def boot(self) -> None:
         self.life += 1
-        self.is_up, self.weights, self.version, self.epoch, self.unfit = True, "disk", None, None, ""
+        self.is_up, self.weights, self.version, self.epoch = True, "disk", None, None
+        self.unfit, self.lost = "", False
         self.order = NEVER
 
     def facts(self) -> EngineFacts:
@@ -60,6 +62,7 @@ class SimEngine:
             unfit=self.unfit,
             paused=self.paused,
             loading=self.load is not None,
+            lost=self.lost,
         )
 
     def obey(self, command: acts.Command) -> None:
@@ -72,6 +75,8 @@ class SimEngine:
             raise Refused(OVERTAKEN)
         if self.load is not None:
             raise Refused("a load is running")
+        if self.lost and isinstance(ask, acts.Load):
+            raise Refused("this life must end")
         if isinstance(ask, acts.ConfirmEpoch) and ask.epoch is not None and self.unfit:
             raise Refused(self.unfit)
         self.order = command.order
@@ -90,8 +95,8 @@ class SimEngine:
         version, self.load = str(self.load.source["version"]), None
         if how == "done":
             self.weights, self.version, self.unfit = version, version, ""
-        elif how == "torn":
-            self.weights, self.unfit = f"part of {version}", "torn"
+        elif how in ("torn", "lost"):
+            self.weights, self.unfit, self.lost = f"part of {version}", how, self.lost or how == "lost"
         elif not self.unfit:
             self.epoch = self.epoch_before
 

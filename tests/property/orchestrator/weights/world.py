@@ -222,7 +222,7 @@ class World:
         engine = self.random.choice(loading)
         how: LoadEnd = "done"
         if self.faults.loads_fail and self.random.random() < 0.4:
-            how = self.random.choice(["untouched", "torn"])
+            how = self.random.choice(["untouched", "torn", "lost"])
         engine.end_load(how)
         command = self.loads.pop(engine.name, None)
         if command is not None:

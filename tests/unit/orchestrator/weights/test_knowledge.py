@@ -10,7 +10,7 @@ from orchestrator.weights import acts
 from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.words import EngineFacts, first_position
 
-FACTS = EngineFacts(instance="a-1", epoch=1, version=None, unfit="", paused=False, loading=False)
+FACTS = EngineFacts(instance="a-1", epoch=1, version=None, unfit="", paused=False, loading=False, lost=False)
 
 
 @pytest.fixture

@@ -251,6 +251,28 @@ def test_a_load_that_comes_late_is_seen_or_refused_before_anyone_is_relabelled()
     assert (late.receiver, "v0") in drive.loaded()
 
 
+def test_a_pause_that_comes_late_stops_nobody_who_went_on() -> None:
+    drive = Driver()
+    drive.update()
+    drive.run(until=lambda: any(isinstance(each.ask, acts.Pause) for each in drive.wire))
+    late = next(each for each in drive.wire if isinstance(each.ask, acts.Pause))
+    drive.wire.remove(late)
+    drive.step(events.Cancelled(why="asked"))
+    drive.run()
+    assert drive.answer(late) == events.Answered(order=late.order, error="overtaken")
+    assert (drive.outcomes(), drive.holds()) == (["called_off"], {("v0", 1, False)})
+
+
+def test_an_engine_whose_life_cannot_be_trusted_is_restarted_at_once() -> None:
+    """A40: after a rank raised, no later answer of that life is believed."""
+    drive = Driver()
+    drive.load_ends["decode-2"] = "lost"
+    drive.update()
+    drive.run(until=lambda: drive.outcomes() != [])
+    assert (drive.outcomes(), drive.restarted()) == (["committed"], ["decode-2"])
+    assert [name for name, _ in drive.loaded()].count("decode-2") == 1
+
+
 PHASES = ["prefetch", "hold", "in_flight", "pause_prefill", "freeze", "pause_decode", "load", "confirm", "publish"]
 
 
