@@ -21,6 +21,7 @@ def begin(position: Position, update: Update) -> Position:
 
 
 def begin_join(position: Position, limits: Limits) -> Position:
+    """No update, but it goes the same way as a rolling one, under the number of the last."""
     committed = position.committed
     update = Update(
         number=position.last_update,

@@ -245,11 +245,8 @@ class Coordinator:
         course = self._known.course
         why = f"{course.phase} took longer than {limit_s(course.phase, course.update.limits):g} s"
         late = [name for name in lacking if name in self._known.fleet]
-        if (
-            course.going == "forward"
-            and course.phase in CALLABLE_OFF
-            and (late != lacking or course.phase == "prefetch")
-        ):
+        engines_alone = late == lacking and course.phase != "prefetch"
+        if course.going == "forward" and course.phase in CALLABLE_OFF and not engines_alone:
             self._forget_open()
             return self._turn(f"{why}: {', '.join(lacking)}", now)
         if course.phase == "purge":

@@ -49,6 +49,8 @@ class Driver:
         self.silent: set[tuple[str, type[acts.Ask]]] = set()
         """Whose answers get lost; what was asked is done."""
         self.load_ends: dict[str, LoadEnd] = {}
+        self.dies_after: int | None = None
+        """So many acts; what was sent until then is carried out, and its answers are lost."""
         self.now = 0.0
         self.start()
 
@@ -79,6 +81,12 @@ class Driver:
                 self.wire.append(act)
             elif isinstance(act, acts.Restart):
                 self.engines[act.name].end()
+            if self.dies_after is not None and len(self.done) >= self.dies_after:
+                self.dies_after = None
+                for command in self.wire:
+                    self.answer(command)
+                self.start()
+                return
 
     def run(self, *, until: Callable[[], bool] | None = None) -> None:
         """Until `until` says so, or until nothing is left to do."""

@@ -8,6 +8,7 @@ import pytest
 
 from orchestrator.errors import UpdateRefused
 from orchestrator.weights import acts, events
+from orchestrator.weights.words import Strategy
 from tests.unit.orchestrator.weights.driver import Driver
 
 
@@ -271,6 +272,30 @@ def test_an_engine_whose_life_cannot_be_trusted_is_restarted_at_once() -> None:
     drive.run(until=lambda: drive.outcomes() != [])
     assert (drive.outcomes(), drive.restarted()) == (["committed"], ["decode-2"])
     assert [name for name, _ in drive.loaded()].count("decode-2") == 1
+
+
+@pytest.mark.parametrize("strategy", ["barrier", "rolling"])
+@pytest.mark.parametrize("is_torn", [False, True])
+def test_a_coordinator_may_die_after_any_act(strategy: Strategy, is_torn: bool) -> None:
+    """Invariant 8: whatever it was about to do or had just done, the next one ends it on one epoch."""
+    dies_after, count = 0, 1
+    while dies_after < count:
+        dies_after += 1
+        drive = Driver()
+        drive.load_ends = {"decode-3": "torn"} if is_torn else {}
+        drive.dies_after = dies_after
+        drive.update(strategy=strategy)
+        drive.run(until=lambda: drive.restarted() != [] or drive.coordinator.position.course is None)  # noqa: B023
+        drive.load_ends.clear()
+        for name in dict.fromkeys(drive.restarted()):
+            drive.boot(name)
+        drive.run()
+        drive.run(until=lambda: not drive.wire)  # noqa: B023
+        drive.run()
+        committed = drive.journal[-1].committed
+        assert drive.holds() == {(committed.version, committed.epoch, False)}, dies_after
+        assert (drive.router.gate, committed.version) == ("open", "v0" if is_torn else "v1"), dies_after
+        count = len(drive.done)
 
 
 PHASES = ["prefetch", "hold", "in_flight", "pause_prefill", "freeze", "pause_decode", "load", "confirm", "publish"]
