@@ -35,8 +35,8 @@ class Knowledge:
     answered: set[str] = field(default_factory=set)
     """Whose success in this phase was answered, where only an answer proves it."""
     sealed: set[str] = field(default_factory=set)
-    """Engines that have answered a pause of this attempt. A load of an older attempt that is still under way to one
-    comes too late now; so what is read from here on is how its weights are."""
+    """Engines that have answered a pause of this attempt, and the router if it has answered a command. What an older
+    attempt sent and is still under way to one comes too late now; so what is read from here on is how it is."""
     failed: dict[str, str] = field(default_factory=dict)
     """Who refused the load (or prefetch) of this phase, and why."""
 
@@ -104,6 +104,9 @@ class Knowledge:
                 engine = self.engines[receiver]
                 self.engines[receiver] = None if engine is None else _obeyed(engine, ask)
         self.answered.add(ask.name if isinstance(ask, Drain) else receiver)
+        if receiver == ROUTER and ROUTER not in self.sealed:
+            self.sealed.add(ROUTER)
+            self.router = None
 
     def forget_router(self) -> None:
         """What it was told may have got lost. Engines are read as well: it may know of another life."""

@@ -86,6 +86,24 @@ def test_an_engine_behind_the_same_port_serves_only_after_it_has_loaded_the_comm
     assert (drive.outcomes(), drive.holds()) == ([], {("v0", 1, False)})
 
 
+def test_a_drain_that_comes_late_keeps_nobody_out() -> None:
+    """An update takes the place of a join, whose drain arrives after the router was read back."""
+    drive = Driver()
+    drive.run(until=lambda: not drive.wire)
+    drive.engines["decode-2"].end()
+    drive.step(events.EngineEnded(name="decode-2"))
+    drive.boot("decode-2")
+    drive.run_to("drain")
+    late = next(each for each in drive.wire if isinstance(each.ask, acts.Drain))
+    drive.wire.clear()
+    drive.update()
+    drive.run(until=lambda: acts.ReadRouter not in {type(each.ask) for each in drive.wire})
+    drive.answer(late)
+    drive.run()
+    assert drive.outcomes() == ["committed"]
+    assert not any(replica.draining for replica in drive.router.replicas.values())
+
+
 def test_a_router_that_comes_up_is_told_the_epoch_again_and_opened() -> None:
     drive = Driver()
     drive.run(until=lambda: not drive.wire)
