@@ -98,6 +98,9 @@ def _router_need(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
             return HandleInFlight(mode=course.update.in_flight, timeout_s=limits.in_flight_s)
         case "freeze" if not is_answered:
             return SetGate(gate="frozen", timeout_s=limits.hold_s)
+        case "choose" if ROUTER not in known.sealed:
+            # Changes nothing, but an older drain that is still under way comes too late now: who serves is known.
+            return SetGate(gate=router.gate, timeout_s=limits.command_s)
         case "drain":
             waiting = [name for name in known.movers() if name in router.replicas and name not in known.answered]
             return Drain(name=waiting[0], draining=True, timeout_s=limits.drain_s) if waiting else None

@@ -86,6 +86,20 @@ def test_an_engine_behind_the_same_port_serves_only_after_it_has_loaded_the_comm
     assert (drive.outcomes(), drive.holds()) == ([], {("v0", 1, False)})
 
 
+def test_a_drain_that_comes_late_takes_no_pair_away() -> None:
+    drive = Driver()
+    drive.update(strategy="rolling")
+    drive.run(until=lambda: len(drive.loaded()) == 2)
+    drive.run(until=lambda: any(isinstance(each.ask, acts.Drain) and each.ask.draining for each in drive.wire))
+    late = next(each for each in drive.wire if isinstance(each.ask, acts.Drain))
+    drive.wire.clear()
+    drive.step(events.Cancelled(why="asked"))
+    drive.run(until=lambda: acts.ReadRouter not in {type(each.ask) for each in drive.wire})
+    drive.answer(late)
+    drive.run(until=lambda: drive.outcomes() != [] or not drive.router.has_pair())
+    assert (drive.outcomes(), drive.holds()) == (["rolled_back"], {("v0", 3, False)})
+
+
 def test_a_drain_that_comes_late_keeps_nobody_out() -> None:
     """An update takes the place of a join, whose drain arrives after the router was read back."""
     drive = Driver()
