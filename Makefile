@@ -45,7 +45,7 @@ light: setup
 check: setup ## lint, and the tests that need no engine stack, side by side; under a minute
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint light
 
-test: stack lint ## everything a change can break, on the real parts too; at most 15 minutes
+test: stack lint ## everything a change can break, on the real parts too; about 20 minutes
 	$(PYTEST) -m "not full" $(LIGHT) $(REAL)
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest

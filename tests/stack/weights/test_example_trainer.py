@@ -72,6 +72,7 @@ def read_whole(transport: Any, source: Any, name: str) -> torch.Tensor:
 NAME = "model.layers.2.mlp.down_proj.weight"
 
 
+@pytest.mark.full
 def test_every_version_is_a_checkpoint_of_new_weights(tmp_path: Path, model: Path) -> None:
     said = train(tmp_path, model, "--transport", "path", "--folder", str(tmp_path / "versions"))
     assert [each["source"]["version"] for each in said] == ["step-1", "step-2"]

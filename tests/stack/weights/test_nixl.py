@@ -169,6 +169,7 @@ def test_a_reader_killed_during_a_read_holds_the_trainer_up_for_its_lease_alone(
     assert loaded(living)["digest"] == expected(1, 2, 2)[0]
 
 
+@pytest.mark.full
 def test_a_reader_that_slept_past_its_lease_does_not_believe_what_it_read(started: Start) -> None:
     program, (reader,) = trainer(started, 2)[0], readers(started, 1)
     load(reader, publish(program, "step-1", 1), pause_s=0.2)
@@ -181,6 +182,7 @@ def test_a_reader_that_slept_past_its_lease_does_not_believe_what_it_read(starte
     assert loaded(reader)["digest"] == expected(0, 1, 2)[0]
 
 
+@pytest.mark.full
 def test_a_slow_reader_is_cut_off_when_the_trainer_waits_no_longer(started: Start) -> None:
     program, (reader,) = trainer(started, 1)[0], readers(started, 1)
     load(reader, publish(program, "step-1", 1), pause_s=LEASE_S)
@@ -189,6 +191,7 @@ def test_a_slow_reader_is_cut_off_when_the_trainer_waits_no_longer(started: Star
     assert "worth nothing" in reader.hear("failed")
 
 
+@pytest.mark.full
 def test_a_trainer_that_hangs_fails_the_load_within_the_time_allowed(started: Start) -> None:
     ranks, (reader,) = trainer(started, 2), readers(started, 1)
     source = publish(ranks[0], "step-1", 1)

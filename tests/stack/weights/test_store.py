@@ -177,6 +177,7 @@ def test_a_version_that_does_not_fit_leaves_nothing_behind(volume: Volume, trans
     publisher.close()
 
 
+@pytest.mark.full
 def test_a_storage_client_that_hangs_or_dies_is_an_error_in_time(tmp_path: Path, transport: StoreTransport) -> None:
     with running_volume(tmp_path, capacity_bytes=64 << 20, lease_s=LEASE_S) as own:
         publisher = StorePublisher(own.volume, job="hangs", keep=1)
