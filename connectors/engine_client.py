@@ -7,7 +7,7 @@ client of its own (`router/io/upstream.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -61,6 +61,9 @@ class CommandOrder:
     attempt: int
     step: int
 
+    def next_step(self) -> CommandOrder:
+        return replace(self, step=self.step + 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FenceView:
@@ -78,6 +81,12 @@ class FenceView:
     """Only a restart makes it fit."""
     running: str
     """The command about weights that is being carried out; empty while none is."""
+    order: CommandOrder | None
+    """Of the last command that it took."""
+
+    def next_order(self) -> CommandOrder:
+        """For who follows up on that command."""
+        return CommandOrder(update=0, attempt=0, step=0) if self.order is None else self.order.next_step()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,6 +276,7 @@ class EngineClient:
                 unfit=answer["unfit"],
                 lost=answer["lost"],
                 running=answer["running"],
+                order=None if answer["order"] is None else _order(*answer["order"]),
             )
         except (ValueError, KeyError, TypeError) as error:
             raise EngineCallFailed(f"{self._url}{FENCE_PATH}: no fence answered: {reply.text[:SHOWN]}") from error
@@ -322,6 +332,10 @@ class EngineClient:
             kind = EngineRefused if reply.status_code in REFUSALS else EngineCallFailed
             raise kind(f"{method} {self._url}{path} answered {reply.status_code}: {reply.text[:SHOWN]}")
         return reply
+
+
+def _order(update: int, attempt: int, step: int) -> CommandOrder:
+    return CommandOrder(update=update, attempt=attempt, step=step)
 
 
 def _order_headers(instance: str, order: CommandOrder) -> dict[str, str]:

@@ -8,6 +8,7 @@
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
     ├── Unsupported             this version cannot do what was asked
     ├── UpdateRefused           weights cannot be updated so, or not now: the user asks otherwise, or later
+    ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/jobs.py)

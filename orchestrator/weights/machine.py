@@ -20,7 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused
+from orchestrator.plan.weights import Limits
 from orchestrator.weights import course as courses
 from orchestrator.weights import events
 from orchestrator.weights.acts import (
@@ -43,17 +45,19 @@ from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.needs import need_of, receivers
 from orchestrator.weights.phases import AFTER_GROUPS, BEFORE_WRITES, CALLABLE_OFF, limit_s, next_phase
 from orchestrator.weights.post import Post
-from orchestrator.weights.words import Fleet, Limits, Outcome, Phase, Position, Update
+from orchestrator.weights.words import Fleet, Outcome, Phase, Position, Update
 
 
 class Coordinator:
     """One job's."""
 
-    def __init__(self, *, fleet: Fleet, position: Position, join_limits: Limits) -> None:
-        """`position` is the journal's newest; `join_limits` bound the joining of engines while no update runs."""
+    def __init__(self, *, fleet: Fleet, position: Position, join_limits: Limits, join_mode: LoadMode) -> None:
+        """`position` is the journal's newest; `join_limits` and `join_mode` are for engines that join while no update
+        runs."""
         self._known = Knowledge(fleet=fleet, position=position, engines=dict.fromkeys(fleet))
         self._post = Post()
         self._join_limits = join_limits
+        self._join_mode = join_mode
         self._is_new = True
         self._acts: list[Act] = []
         self._deadline = 0.0
@@ -304,7 +308,7 @@ class Coordinator:
         is_shut = known.router.gate != "open" and serves(in_epoch, known.fleet)
         if not is_shut and not self._not_serving_in(committed.epoch):
             return False
-        self._go(courses.begin_join(self.position, self._join_limits), now)
+        self._go(courses.begin_join(self.position, self._join_limits, self._join_mode), now)
         return True
 
     def _enter_next(self, phase: Phase | None, now: float) -> bool:
