@@ -16,6 +16,7 @@ from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervision import Supervision
+from orchestrator.weight_service import WeightService
 from orchestrator.weights.acts import Command
 from orchestrator.weights.events import Event
 from orchestrator.weights.receivers import Receivers
@@ -24,10 +25,10 @@ from orchestrator.weights.receivers import Receivers
 def local_service(home: Path) -> JobService:
     """The service of this machine; its state lies in `home`."""
     database = Database(home)
-    store = JobStore(database)
+    store, updates = JobStore(database), UpdateStore(database)
     supervision = Supervision(
         store=store,
-        updates=UpdateStore(database),
+        updates=updates,
         backend=LocalBackend,
         probe=readiness.check,
         carry_out=_carry_out,
@@ -41,6 +42,7 @@ def local_service(home: Path) -> JobService:
         probe=readiness.check,
         questions=RunningEngines(),
         open_job=supervision.open,
+        weights=WeightService(store=store, updates=updates, supervision=supervision),
     )
 
 

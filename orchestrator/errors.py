@@ -8,6 +8,7 @@
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
     ├── Unsupported             this version cannot do what was asked
     ├── UpdateRefused           weights cannot be updated so, or not now: the user asks otherwise, or later
+    ├── UpdateUnknown           no update of this number was asked for
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
@@ -73,6 +74,10 @@ class JobFailed(HeadraceError):
 
 class UpdateRefused(HeadraceError):
     """An update of the weights that is not begun; nothing has changed."""
+
+
+class UpdateUnknown(HeadraceError):
+    """No update of this number was asked for."""
 
 
 class Unsupported(HeadraceError):

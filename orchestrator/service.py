@@ -28,6 +28,7 @@ from orchestrator.supervisor.interfaces import EngineQuestions, Opening, Progres
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
 from orchestrator.supervisor.view import JobView, view_job
+from orchestrator.weight_service import WeightService
 
 RUNS_KEPT = 5
 PLANS_TRIED = 3
@@ -57,6 +58,7 @@ class JobService:
     probe: ReadinessProbe
     questions: EngineQuestions
     open_job: Opening
+    weights: WeightService
     driver_wait_s: float = DRIVER_WAIT_S
 
     def plan(self, spec: JobSpec) -> JobPlan:

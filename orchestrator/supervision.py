@@ -58,6 +58,7 @@ class Supervision:
     probe: ReadinessProbe
     carry_out: Callable[[JobPlan], Callable[[Command], Event]]
     not_ready: NotReady
+    look_every_s: float = LOOK_EVERY_S
 
     def open(self, job: StoredJob) -> None:
         """Make the engines of a job that has just come up routable, and open its gate.
@@ -73,7 +74,7 @@ class Supervision:
             while reason := _unopened(runner.position, self.not_ready, job.plan.router):
                 if time.monotonic() > deadline:
                     raise JobFailed(f"the router did not open its gate: {reason}")
-                runner.turn(LOOK_EVERY_S)
+                runner.turn(self.look_every_s)
 
     def keep(self, name: str, is_over: Callable[[Position], bool]) -> bool:
         """Supervise a job until `is_over`, or until it no longer serves. False: another process does it.
@@ -93,7 +94,7 @@ class Supervision:
                 for news in watch.look():
                     _tell(runner, watch, news)
                 _begin_asked(runner, journal, job.plan)
-                next_look = time.monotonic() + LOOK_EVERY_S
+                next_look = time.monotonic() + self.look_every_s
                 while (left_s := next_look - time.monotonic()) > 0:
                     runner.turn(left_s)
             return True
@@ -126,7 +127,7 @@ _ROUTER = "router"
 def supervise_all(supervision: Supervision, stopping: threading.Event) -> None:
     """Supervise every job that serves and that nobody else supervises, each in a thread, until told to stop."""
     threads: dict[str, threading.Thread] = {}
-    while not stopping.wait(LOOK_EVERY_S):
+    while not stopping.wait(supervision.look_every_s):
         for name in supervision.store.serving_names():
             if name not in threads or not threads[name].is_alive():
                 threads[name] = threading.Thread(

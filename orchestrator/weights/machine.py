@@ -180,7 +180,7 @@ class Coordinator:
         is_due = now >= self._due
         lacking = [name for name in receivers(self._known) if self._lacks(name, now, is_due=is_due)]
         if self.position.course is None:
-            return not lacking and self._begin_join(now)
+            return self._wait_for_silent(now) if lacking else self._begin_join(now)
         if lacking or not is_due:
             return now >= self._deadline and self._overdue(lacking, now)
         match self.position.course.phase:
@@ -301,7 +301,18 @@ class Coordinator:
         self._known.failed.pop(name, None)
         self._acts.append(Restart(name=name, why=why))
 
+    def _wait_for_silent(self, now: float) -> bool:
+        """Nobody joins before all are read; whoever does not answer in time must not keep the others from it."""
+        silent = [name for name in self._known.present() if self._known.engines[name] is None]
+        if now < self._deadline or not silent:
+            return False
+        for name in silent:
+            self._give_up(name, f"it did not answer within {self._limits.command_s:g} s")
+        self._restart_clock(now)
+        return True
+
     def _begin_join(self, now: float) -> bool:
+        self._restart_clock(now)
         known, committed = self._known, self.position.committed
         assert known.router is not None
         in_epoch = {name: epoch for name, epoch in known.serving().items() if epoch == committed.epoch}
@@ -343,7 +354,9 @@ class Coordinator:
 
     def _restart_clock(self, now: float) -> None:
         course = self.position.course
-        if course is not None:
+        if course is None:
+            self._deadline = now + self._limits.command_s
+        else:
             self._deadline = now + limit_s(course.phase, course.update.limits)
             self._due = now + course.update.limits.grace_s if course.phase == "purge" else now
 

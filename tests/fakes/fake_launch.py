@@ -21,9 +21,13 @@ from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.updates import UpdateStore
+from orchestrator.supervision import Supervision
 from orchestrator.supervisor.interfaces import Progress
 from orchestrator.supervisor.loop import Supervisor
 from orchestrator.supervisor.startup_checks import OffloadProbe
+from orchestrator.weight_service import WeightService
+from tests.fakes.fake_receivers import FakeReceivers
 from tests.unit.orchestrator.samples import facts_of, pd_data, plan_of, spec_of
 
 NOW = 1_000_000.0
@@ -179,11 +183,13 @@ class FakeFleet:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.store = JobStore(UnsyncedDatabase(home))
+        database = UnsyncedDatabase(home)
+        self.store, self.updates = JobStore(database), UpdateStore(database)
         self.machine = FakeMachine()
         self.probe = FakeProbe(self.machine)
         self.questions = FakeQuestions()
         self.opening = FakeOpening()
+        self.receivers = FakeReceivers()
         self.shown: list[Progress] = []
         self.facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts] = self._facts
 
@@ -209,7 +215,22 @@ class FakeFleet:
             probe=self.probe,
             questions=self.questions,
             open_job=self.opening,
+            weights=self.weights(),
             driver_wait_s=0.05,
+        )
+
+    def weights(self) -> WeightService:
+        return WeightService(store=self.store, updates=self.updates, supervision=self.supervision())
+
+    def supervision(self) -> Supervision:
+        return Supervision(
+            store=self.store,
+            updates=self.updates,
+            backend=self.backend,
+            probe=self.probe,
+            carry_out=lambda _plan: self.receivers.carry_out,
+            not_ready=lambda _router: self.receivers.not_ready(),
+            look_every_s=0.005,
         )
 
     def spec(self, **changes: object) -> JobSpec:
