@@ -56,7 +56,7 @@ class PoolPlan:
     """Of the master's own metrics; None where the job joins a master it does not run."""
     cache_prefix: str
     epoch_keys: bool
-    """Each epoch's KV has keys of its own, so that one can be purged; not where an engine has a stock store connector."""
+    """Each epoch's KV has keys of its own and can be purged alone; not where an engine has a stock store connector."""
     python: str
     """An interpreter that has the pool's client."""
     capacity_bytes: int
