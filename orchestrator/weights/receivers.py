@@ -6,6 +6,7 @@ neither the one nor the other is a lost outcome, after which the machine reads t
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -30,6 +31,8 @@ LOOK_EVERY_S = 0.5
 FIRST_VERSION = "initial"
 """Of the weights that every life of an engine starts with, those of the job file's model. No push may name its so."""
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Receivers:
@@ -53,7 +56,8 @@ class Receivers:
                     return self._tell_engine(engine, ask, order)
         except (EngineRefused, RouterRefused, PoolCallFailed) as refused:
             return Answered(order=order, error=str(refused))
-        except (EngineCallFailed, RouterCallFailed):
+        except (EngineCallFailed, RouterCallFailed) as error:
+            _log.info("%s: %s", command.receiver, error)
             return OutcomeLost(order=order)
 
     def _purge(self, epoch: int) -> None:

@@ -126,7 +126,7 @@ def job(control: Control, checkpoints: tuple[Path, Path]) -> Iterator[dict[str, 
         roles=roles,
         monitoring={"enabled": False},
         handoff=PATIENT_HANDOFF,
-        weights={"limits": {"grace": 2}},
+        weights={"limits": {"grace": 2, "command": 60}},
     )
     table["engine"] |= {"max_model_len": 256, "kv_cache_memory_bytes": 32 << 20}
     assert control.client.post("/jobs", json=table).status_code == 202
