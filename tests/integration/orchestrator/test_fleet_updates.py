@@ -81,9 +81,7 @@ async def serving(home: Path) -> AsyncIterator[Fleet]:
         )
         fake.record(plan)
         job = await asyncio.to_thread(fake.bring_up)
-        supervision = replace(
-            fake.supervision(), carry_out=lambda plan: Receivers(plan=plan, limits=plan.weights.limits).carry_out
-        )
+        supervision = replace(fake.supervision(), carry_out=lambda plan: Receivers(plan=plan).carry_out)
         supervision = replace(
             supervision, not_ready=lambda _router: "" if all(map(bench.is_usable, engines)) else "not all are usable"
         )
