@@ -7,6 +7,11 @@
     ├── JobUnknown              no job of this name is recorded
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
     ├── Unsupported             this version cannot do what was asked
+    ├── UpdateRefused           weights cannot be updated so, or not now: the user asks otherwise, or later
+    ├── UpdateFailed            an update has ended, and the job does not serve it
+    ├── UpdateUnended           an update goes on, and nobody can wait for it any longer: the user asks again
+    ├── UpdateUnknown           no update of this number was asked for
+    ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/jobs.py)
@@ -67,6 +72,22 @@ class JobUnknown(HeadraceError):
 
 class JobFailed(HeadraceError):
     """A job did not come up; everything it had started is ended."""
+
+
+class UpdateRefused(HeadraceError):
+    """An update of the weights that is not begun; nothing has changed."""
+
+
+class UpdateFailed(HeadraceError):
+    """An update of the weights has ended, and the job does not serve what was asked for."""
+
+
+class UpdateUnended(HeadraceError):
+    """An update of the weights goes on for longer than its caller can wait."""
+
+
+class UpdateUnknown(HeadraceError):
+    """No update of this number was asked for."""
 
 
 class Unsupported(HeadraceError):
