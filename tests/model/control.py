@@ -25,7 +25,7 @@ from tests.model.coordinator import Act, Event, Finished, Outcome, Recorded, Res
 from tests.model.core import Result
 from tests.model.engine import Block, Engine, LoadEnd, ended, obey
 from tests.model.fleet import ENGINES, NUMBER, POOL_NUMBER, RECEIVERS, ROUTER_NUMBER, instance, life_of
-from tests.model.invariants import check_committed, check_fences, check_purged, check_saved, check_written
+from tests.model.invariants import check_committed, check_epochs, check_fences, check_purged, check_saved, check_written
 from tests.model.plain import Frozen, freeze, read
 from tests.model.traffic import Move, answered, fail_legs, key_of, legs_at, told, with_engine
 from tests.model.world import GateMoved, Granted, Interrupts, Late, Model, News, Op, State
@@ -92,7 +92,6 @@ def acted(model: Model, state: State, outcome: Outcome, event: Event) -> Iterato
 
 def _restarted(model: Model, state: State, position: Frozen, sent: list[Sent]) -> Iterator[State]:
     """Another life, from the journal's newest record. What the one before has sent may still arrive."""
-    position = state.durable or position
     late = _of_interest(state.late | {Late(*each) for each in sent})
     gone = state._replace(late=late, taken=frozenset(), faults=0)
     for outcome in model.coordinators.start(position):
@@ -118,6 +117,8 @@ def _cut(model: Model, state: State, outcome: Outcome, event: Event) -> Iterator
         for act in acts[:end]:
             states = [after for each in states for after in _act(model, each, act)]
         records = [act.position for act in acts[:end] if isinstance(act, Recorded)]
+        if model.removed == "journal before act" and end == len(acts):
+            records = []  # Carried out, and not written.
         position = records[-1] if records else model.coordinators.position(state.coordinator)
         sent = [*waiting, *(act for act in acts[:end] if isinstance(act, Sent))]
         for each in states:
@@ -152,11 +153,10 @@ def _recorded(model: Model, state: State, frozen: Frozen) -> State:
         present = [each for each in range(len(ENGINES)) if ENGINES[each] not in away and each not in unseen]
         check_committed(state, course.update.version, present)
     promised = state.promised | set(position.epochs.items())
-    if promised != state.promised:
-        state = state._replace(promised=promised)
-    if model.removed == "journal before act" and course is None:
-        state = state._replace(durable=frozen)
-    return state
+    if promised == state.promised:
+        return state
+    check_epochs(promised)
+    return state._replace(promised=promised)
 
 
 def _answer(model: Model, state: State, event: Event, name: str) -> Iterator[Move]:
@@ -226,6 +226,8 @@ def _at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) -
         if end != "done":
             after = after._replace(faults=0)
         check_fences(after)
+        if done.is_taken and is_awaited:
+            after = _overtaken(model, after, number)
         text = "" if end == "done" else f" ({end})"
         answer = done.answer
         if at_once and (answer is None or answer.kind == "engine read"):
@@ -235,6 +237,14 @@ def _at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) -
         else:
             taken = after.taken | {number} if is_awaited else after.taken
             yield f"{text}: begins", after._replace(taken=taken)
+
+
+def _overtaken(model: Model, state: State, receiver: int) -> State:
+    """A command was taken that somebody waits for: all that nobody waits for are older than it, unless a coordinator
+    has begun anew under the numbers of the one before."""
+    if model.removed in ("fencing numbers", "journal before act"):
+        return state
+    return state._replace(late=frozenset(each for each in state.late if each.receiver != receiver))
 
 
 def _as_if_paused(answer: Event, engine: Engine) -> Event:
@@ -281,6 +291,8 @@ def _at_router(model: Model, state: State, command: Late, *, is_awaited: bool) -
         yield from _reply(model, state, Event("refused", ROUTER_NUMBER), ": refused", is_awaited=is_awaited)
         return
     state = state._replace(router_order=command.attempt)
+    if is_awaited:
+        state = _overtaken(model, state, ROUTER_NUMBER)
     match ask:
         case PublishEpoch(epoch=epoch, version=version, instances=instances):
             lives = tuple((NUMBER[name], life_of(each)) for name, each in sorted(instances.items()))

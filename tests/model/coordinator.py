@@ -2,20 +2,21 @@
 
 A snapshot is the journal's position with what the machine knows and has open. Two things are left out because only
 their order matters, and the model keeps that: the step within an order, and the time, which stands still until
-nothing else can happen (`Tick`). Which of two equal replicas comes first in the fleet is left open: a step gives
-every outcome that some order has.
+nothing else can happen. Which of two equal replicas a rolling update moves first is left open: a step gives every
+outcome that some order of the fleet has.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from orchestrator.errors import UpdateRefused
 from orchestrator.weights import acts, events
 from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.machine import Coordinator
-from orchestrator.weights.words import Course, Limits, Order, Position, RouterFacts
+from orchestrator.weights.words import Course, Limits, Order, Position
 from tests.model.fleet import ENGINES, FLEET, NUMBER, RECEIVERS, SWAPS, Swap
 from tests.model.plain import Frozen, freeze, read, rename, thaw
 
@@ -116,7 +117,7 @@ class Coordinators:
     def start(self, position: Frozen) -> list[Outcome]:
         """A new life, from the journal's newest record."""
         made = Coordinator(fleet=FLEET, position=thaw(position), join_limits=self._limits)
-        return [self._run(made, events.Ticked(), 0.0)]
+        return [self._run(made, events.Ticked(), 0.0, None)]
 
     def step(self, number: int, event: Event) -> list[Outcome]:
         """Empty where the event is refused."""
@@ -132,21 +133,25 @@ class Coordinators:
             if 0 <= event.receiver < len(ENGINES):
                 moved = moved._replace(receiver=swap[event.receiver])
             outcome = self._step(self.swapped(number, swap), moved)
-            if outcome is not None:
-                told = tuple(_swapped_act(act, swap) for act in outcome.acts)
-                outcomes[Outcome(_in_order(told), self.swapped(outcome.number, swap))] = None
+            if outcome is None:
+                break
+            told = tuple(_swapped_act(act, swap) for act in outcome.acts)
+            outcomes[Outcome(_in_order(told), self.swapped(outcome.number, swap))] = None
+            if not _has_chosen(outcome):
+                break
         return list(outcomes)
 
     def _step(self, number: int, event: Event) -> Outcome | None:
-        machine = self._thawed(self._snapshots[number])
+        before = self._snapshots[number]
+        machine = self._thawed(before)
         order = machine._post._open[RECEIVERS[event.receiver]].order if event.kind in _ANSWERS else Order(0, 0, 0)
         now = machine.wake_at(0.0) if event.kind == "tick" else 0.0
         try:
-            return self._run(machine, _real(event, order), now)
+            return self._run(machine, _real(event, order), now, before)
         except UpdateRefused:
             return None
 
-    def _run(self, machine: Coordinator, event: events.Event, now: float) -> Outcome:
+    def _run(self, machine: Coordinator, event: events.Event, now: float, before: _Snapshot | None) -> Outcome:
         told: list[Act] = []
         for act in machine.step(event, now):
             match act:
@@ -160,33 +165,33 @@ class Coordinators:
                     told.append(Restarted(NUMBER[name]))
                 case acts.Finish(ended=ended):
                     told.append(Finished(ended.outcome))
-        return Outcome(_in_order(told), self._number(_frozen(machine, now)))
+        return Outcome(_in_order(told), self._number(_frozen(machine, now, before)))
 
     def _number(self, snapshot: _Snapshot) -> int:
         number = self._numbers.setdefault(snapshot, len(self._snapshots))
         if number == len(self._snapshots):
             self._snapshots.append(snapshot)
             self.open.append({each.receiver: each for each in map(_sent, snapshot.open[1:])})
-            self.local.append(tuple(hash(_about(name, snapshot)) for name in ENGINES))
+            self.local.append(tuple(_about(name, snapshot) for name in ENGINES))
         return number
 
     def _thawed(self, snapshot: _Snapshot) -> Coordinator:
-        machine = Coordinator(fleet=FLEET, position=thaw(snapshot.position), join_limits=self._limits)
+        machine = Coordinator(fleet=FLEET, position=read(snapshot.position), join_limits=self._limits)
         away, answered, sealed, failed = (thaw(each) for each in snapshot.names)
-        known = thaw(snapshot.engines)
+        known = dict(snapshot.engines[1:])
         machine._known = Knowledge(
             fleet=FLEET,
             position=machine.position,
-            engines={name: known[name] for name in FLEET},
-            router=thaw(snapshot.router),
+            engines={name: read(known[name]) for name in FLEET},
+            router=read(snapshot.router),
             away=away,
             answered=answered,
             sealed=sealed,
             failed=dict.fromkeys(failed, _WHY),
         )
-        for name, ((update, attempt), ask) in thaw(snapshot.open).items():
+        for name, (_, (_, update, attempt), ask) in snapshot.open[1:]:
             order = Order(update, attempt, _FIRST_STEP + RECEIVERS.index(name))
-            machine._post._open[name] = acts.Command(receiver=name, order=order, ask=ask)
+            machine._post._open[name] = acts.Command(receiver=name, order=order, ask=read(ask))
         machine._post._not_before = thaw(snapshot.resting)
         machine._post._step = _NEXT_STEP
         machine._is_new = False
@@ -220,19 +225,23 @@ def _sent(item: Frozen) -> Sent:
     return Sent(RECEIVERS.index(name), (update, attempt), ask)
 
 
-def _frozen(machine: Coordinator, now: float) -> _Snapshot:
+def _frozen(machine: Coordinator, now: float, before: _Snapshot | None) -> _Snapshot:
     known, post = machine._known, machine._post
-    router = known.router and RouterFacts(gate=known.router.gate, replicas=dict(known.router.replicas))
     left = (max(machine._deadline - now, 0.0), max(machine._due - now, 0.0)) if known.position.course else (0.0, 0.0)
+    is_old = before is not None and known.position is read(before.position)
+    has_old_router = before is not None and known.router is read(before.router)
     return _Snapshot(
-        position=_frozen_position(known.position),
-        engines=freeze(known.engines),
-        router=freeze(router),
+        position=before.position if before is not None and is_old else _frozen_position(known.position),
+        engines=(dict, *((name, _frozen_facts(known.engines[name])) for name in sorted(ENGINES))),
+        router=before.router if before is not None and has_old_router else freeze(known.router),
         names=tuple(freeze(set(each)) for each in (known.away, known.answered, known.sealed, known.failed)),
         open=freeze({name: ((each.order.update, each.order.attempt), each.ask) for name, each in post._open.items()}),
         resting=freeze({name: until - now for name, until in post._not_before.items() if until > now}),
         times=left,
     )
+
+
+_frozen_facts = lru_cache(maxsize=None)(freeze)
 
 
 def _frozen_position(position: Position) -> Frozen:
@@ -266,22 +275,22 @@ def _swapped_act(act: Act, swap: Swap) -> Act:
     return act
 
 
-def _about(name: str, snapshot: _Snapshot) -> Frozen:
-    """What a snapshot has of one engine, without its name."""
-    other = {"P0": "P1", "D0": "D1"}.get(name, name)
-    swap = SWAPS[0] if other == name else SWAPS[1] if name == "P0" else SWAPS[2]
-    as_second = _Snapshot(*(rename(part, swap) for part in snapshot[:-1]), times=snapshot.times)
-    mine = [
-        dict(as_second.engines[1:])[other],
-        *(other in each for each in as_second.names),
-        dict(as_second.open[1:]).get(other),
-        dict(as_second.resting[1:]).get(other),
-        as_second.router and dict(as_second.router[2][1:])[other],
-        _in_group(as_second.position, other),
+def _has_chosen(outcome: Outcome) -> bool:
+    """Were some of several equal engines chosen?"""
+    positions = [read(act.position) for act in outcome.acts if isinstance(act, Recorded)]
+    return any(each.course is not None and each.course.phase == "drain" for each in positions)
+
+
+def _about(name: str, snapshot: _Snapshot) -> int:
+    """A hash of what a snapshot has of one engine, without its name."""
+    swap = {"P0": SWAPS[1], "D0": SWAPS[2]}.get(name, SWAPS[0])
+    course = read(snapshot.position).course
+    parts: list[Frozen] = [
+        rename(dict(snapshot.engines[1:])[name], swap),
+        *(name in each for each in snapshot.names),
+        rename(dict(snapshot.open[1:]).get(name), swap),
+        rename(dict(snapshot.resting[1:]).get(name), swap),
+        snapshot.router and rename(dict(snapshot.router[2][1:])[name], swap),
+        course is not None and name in course.group,
     ]
-    return tuple(map(repr, mine))
-
-
-def _in_group(position: Frozen, name: str) -> bool:
-    course = read(position).course
-    return course is not None and name in course.group
+    return hash(tuple(parts))

@@ -173,13 +173,15 @@ class Cores:
         if found is None:
             outcomes: dict[Result, None] = {}
             for wishes in product((0, 1), repeat=len(SESSIONS)):
-                dispatcher = _rebuilt(core)
+                dispatcher, policy = _rebuilt(core), _AnyReplica(wishes)
                 for role in dispatcher.fleet._policies:
-                    dispatcher.fleet._policies[role] = _AnyReplica(wishes)
+                    dispatcher.fleet._policies[role] = policy
                 now = operation(dispatcher)
                 told = [] if now is None else [_told(session, now)]
                 told += [_told(number, answer) for number, answer in dispatcher.outbox]
                 outcomes[_core_of(dispatcher), tuple(told)] = None
+                if not policy.had_a_choice:
+                    break
             found = self._results[key] = list(outcomes)
         return found
 
@@ -189,9 +191,11 @@ class _AnyReplica:
 
     def __init__(self, wishes: tuple[int, ...]) -> None:
         self._wishes = wishes
+        self.had_a_choice = False
 
     def choose(self, context: ChoiceContext, indexes: Sequence[LoadIndex]) -> Choice | None:
         members = candidates(indexes)
+        self.had_a_choice = self.had_a_choice or len(members) > 1
         return Choice(members[min(self._wishes[int(context.key)], len(members) - 1)], "unpinned") if members else None
 
 

@@ -64,6 +64,8 @@ class Obeyed(NamedTuple):
     """None: it comes when the pause has ended."""
     is_written: bool = False
     """A load began to write."""
+    is_taken: bool = True
+    """Older commands come too late from now on."""
 
 
 def first_engine(version: str) -> Engine:
@@ -101,7 +103,7 @@ def obey(
     """Carry a command out. `legs` run there; `is_quiet`: no handoff is left to be read; `end`: of a load."""
     asked = read(ask)
     if isinstance(asked, ReadEngine):
-        return Obeyed(engine, Event("engine read", number, freeze(_facts(engine, number))))
+        return Obeyed(engine, Event("engine read", number, freeze(_facts(engine, number))), is_taken=False)
     fence = _fence(engine, number)
     fence.open_requests = {each: "" for each in range(legs)}
     order = (*attempt, 1)
@@ -109,10 +111,10 @@ def obey(
         update, attempts, step = order
         body = {"instance": asked.instance, "epoch": asked.epoch, "update": update, "attempt": attempts, "step": step}
         if fence.obey(json.dumps(body).encode()).status != 200:
-            return Obeyed(engine, Event("refused", number))
+            return Obeyed(engine, Event("refused", number), is_taken=False)
         return Obeyed(engine._replace(epoch=fence.epoch, order=attempt), Event("answered", number))
     if fence.conflict(asked.instance, order) is not None:
-        return Obeyed(engine, Event("refused", number))
+        return Obeyed(engine, Event("refused", number), is_taken=False)
     engine = engine._replace(order=attempt)
     match asked:
         case Prefetch():

@@ -86,7 +86,7 @@ def explore(model: Model, *, limit_s: float, goal: int = 10**9) -> Found:
             except Violated as violated:
                 found.violation = str(violated)
             if found.violation:
-                found.story = [*_story(model, first, before, hash(state)), *_last_move(model, state)]
+                found.story = _story(model, first, before, hash(state))
                 found.states, found.seconds = len(before), time.monotonic() - began
                 return found
         layer = following
@@ -112,18 +112,21 @@ def _story(model: Model, first: State, before: dict[int, int], last: int) -> lis
         keys.append(before[keys[-1]])
     story, state = [], first
     for key in keys[-2::-1]:
-        text, state = next(
-            (text, after) for text, each in moves(model, state) if hash(after := model.canonical(each)) == key
-        )
-        story.append(text)
-    return story
-
-
-def _last_move(model: Model, state: State) -> list[str]:
-    text = ""
+        # Names stay what they were, although the states were explored under others, unless a tie was broken otherwise.
+        if (step := _step_to(model, state, key)) is None:
+            story.append("(from here on equal replicas may have each other's names)")
+            step = _step_to(model, model.canonical(state), key)
+        assert step is not None
+        text, state = step
+        story += text.split("; ")
     try:
         for text, _ in moves(model, state):
             pass
+        _ending(model, state)
     except Violated as violated:
-        return [f"(after: {text})", f"VIOLATED {violated}"]
-    return []
+        story.append(f"VIOLATED {violated}")
+    return story
+
+
+def _step_to(model: Model, state: State, key: int) -> Move | None:
+    return next(((text, each) for text, each in moves(model, state) if hash(model.canonical(each)) == key), None)

@@ -33,6 +33,15 @@ def check_saved(state: State, epoch: int, key: Key) -> None:
     """1: what is saved under an epoch was computed from its weights."""
     if (epoch, key.weights) not in state.promised:
         raise Violated(f"1: a block computed from {key.weights} is saved under epoch {epoch}")
+    other = next((each.weights for each in state.pool if each[:2] == key[:2] and each.weights != key.weights), None)
+    if other is not None:
+        raise Violated(f"1: blocks computed from {key.weights} and from {other} are saved under epoch {epoch}")
+
+
+def check_epochs(promised: Collection[tuple[int, str]]) -> None:
+    """1 rests on it: an epoch is given out once."""
+    if len({epoch for epoch, _ in promised}) < len(promised):
+        raise Violated(f"1: an epoch stands for two versions: {sorted(promised)}")
 
 
 def check_pair(leg: Leg, handoff: Handoff | None) -> None:

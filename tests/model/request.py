@@ -149,7 +149,7 @@ class Requests:
         self._gate.set(gate)
         if happened == AGED:
             if flow.legs._handoff is not None:
-                flow.legs._handoff.send_by = min(flow.legs._handoff.send_by, _LIFETIME_S) - 2 * _LIFETIME_S
+                flow.legs._handoff.send_by = flow.legs._handoff.send_by - 2 * _LIFETIME_S
             return Step((), self._number(request))
         if happened == ENDED:
             relay = flow._stream.relay

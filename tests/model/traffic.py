@@ -76,7 +76,11 @@ def happens(model: Model, state: State, number: int, happened: Happened, stale: 
 
 
 def told(state: State, number: int, message: Message) -> State:
+    """A message for a worker. One without a request has nothing that it could come too late for."""
     session = state.sessions[number]
+    if session.request == IDLE:
+        gate = message.gate if isinstance(message, GateMoved) else session.gate
+        return _with(state, number, session._replace(gate=gate))
     return _with(state, number, session._replace(mailbox=(*session.mailbox, message)))
 
 
@@ -141,9 +145,11 @@ def _do(model: Model, state: State, number: int, does: Does, stale: int) -> Iter
             yield from (answered(left, each) for each in model.cores.end_leg(state.core, number, engine))
         case Leaves(versions=versions, is_single=is_single):
             check_reply(session.told, versions, is_single=is_single, is_kept=model.requests.kept[session.request])
+            gate = next((each.gate for each in reversed(session.mailbox) if isinstance(each, GateMoved)), session.gate)
             over = session._replace(
-                turns=session.turns - 1, request=IDLE, engine=-1, life=-1, leg=None, handoff=None, told=frozenset()
-            )
+                turns=session.turns - 1, request=IDLE, gate=gate, mailbox=(), engine=-1, life=-1, leg=None, handoff=None,
+                told=frozenset(),
+            )  # fmt: skip
             yield from (answered(_with(state, number, over), each) for each in model.cores.leave(state.core, number))
 
 

@@ -10,7 +10,7 @@ from router.core.gate import GateState
 from tests.model.coordinator import Coordinators
 from tests.model.core import Core, Cores, first_core, swapped_core
 from tests.model.engine import Engine, first_engine
-from tests.model.fleet import ENGINES, ROUTER_NUMBER, SAME, Setup, Swap
+from tests.model.fleet import ENGINES, SAME, Setup, Swap
 from tests.model.plain import Frozen, freeze, rename
 from tests.model.request import Requests
 
@@ -143,14 +143,12 @@ class State(NamedTuple):
     faults: int
     """That may still happen."""
     news: frozenset[News]
-    durable: Frozen
-    """The journal's newest record, where that may differ from what the coordinator acts on."""
 
 
 class Model:
     """What an exploration works with: its setup, the safeguards that are removed, and the real cores' tables."""
 
-    def __init__(self, setup: Setup, removed: str = "") -> None:
+    def __init__(self, setup: Setup, removed: str = "", **flow_rules: float) -> None:
         limits = Limits(
             **dict.fromkeys(("prefetch_s", "hold_s", "in_flight_s", "drain_s", "pause_s", "load_s"), 10.0),
             command_s=10.0,
@@ -165,7 +163,7 @@ class Model:
         """The name of a safeguard that the model goes without; see `mutations.py`."""
         self.coordinators = Coordinators(limits)
         self.cores = Cores()
-        self.requests = Requests()
+        self.requests = Requests(**flow_rules)
 
     def first(self) -> State:
         position = freeze(first_position(1, FIRST_VERSION, {"version": FIRST_VERSION}))
@@ -186,12 +184,10 @@ class Model:
             asked=0,
             faults=int(self.setup.fault != "none"),
             news=frozenset(),
-            durable=None,
         )
 
     def canonical(self, state: State) -> State:
         """One of the states that differ from this one by an exchange of equal replicas or sessions."""
-        state = self._tidy(state)
         about = [self._about(state, number) for number in range(len(ENGINES))]
         prefill, decode = about[0] > about[1], about[2] > about[3]
         if prefill or decode:
@@ -201,23 +197,6 @@ class Model:
         if hash((first, places[0])) > hash((second, places[1])):
             state = state._replace(sessions=(second, first), core=state.core._replace(places=places[::-1]))
         return state
-
-    def _tidy(self, state: State) -> State:
-        """Without what can't have an effect any more."""
-        sessions = state.sessions
-        if any(each.request == IDLE and each.mailbox for each in sessions):
-            sessions = tuple(_read(each) if each.request == IDLE else each for each in sessions)
-            state = state._replace(sessions=sessions)
-        if state.late and self.removed != "fencing numbers":
-            late = frozenset(each for each in state.late if each.attempt >= self._order_of(state, each.receiver))
-            if late != state.late:
-                state = state._replace(late=late)
-        return state
-
-    def _order_of(self, state: State, receiver: int) -> tuple[int, int]:
-        if receiver == ROUTER_NUMBER:
-            return state.router_order
-        return state.engines[receiver].order if receiver < ROUTER_NUMBER else (0, 0)
 
     def _about(self, state: State, number: int) -> int:
         """A hash of what a state says of one engine, equal for those that may be exchanged."""
@@ -253,18 +232,11 @@ class Model:
             sessions=tuple(_swapped_session(each, swap) for each in state.sessions),
             orphans=frozenset(each._replace(engine=swap[each.engine]) for each in state.orphans),
             news=frozenset(News(each.kind, _moved(each.number, swap)) for each in state.news),
-            durable=rename(state.durable, swap),
         )
 
 
 def _moved(receiver: int, swap: Swap) -> int:
     return swap[receiver] if 0 <= receiver < len(swap) else receiver
-
-
-def _read(session: Session) -> Session:
-    """A worker without a request: what it is told changes its gate and nothing else."""
-    gate = next((each.gate for each in reversed(session.mailbox) if isinstance(each, GateMoved)), session.gate)
-    return session._replace(gate=gate, mailbox=())
 
 
 def _swapped_session(session: Session, swap: Swap) -> Session:
