@@ -19,6 +19,8 @@ INSTANCE_HEADER = "x-headrace-instance"
 EPOCH_HEADER = "x-headrace-epoch"
 SALTED_HEADER = "x-headrace-salted"
 """Says "1" where the body carries the salt of its epoch: stale routers, probes and warm-ups do not send it."""
+ORDER_HEADER = "x-headrace-order"
+"""Of a pause or a resume, "update.attempt.step": vLLM's own routes have no body for it."""
 
 RETRY_AFTER_S = 1
 LONGEST_COMMAND = 4096
@@ -148,6 +150,17 @@ def order_of(data: dict[str, Any]) -> Order:
     return _whole_number(data, "update"), _whole_number(data, "attempt"), _whole_number(data, "step")
 
 
+def read_order(headers: Headers) -> Order | None:
+    """What a pause or a resume carries; None where a person sent it. Raises `CommandInvalid`."""
+    text = _text(headers, ORDER_HEADER)
+    if text is None:
+        return None
+    update, attempt, step, *more = (*text.split("."), "", "")
+    if any(more) or not all(part.isascii() and part.isdecimal() for part in (update, attempt, step)):
+        raise CommandInvalid(ORDER_HEADER, "is not update.attempt.step")
+    return int(update), int(attempt), int(step)
+
+
 def _whole_number(data: dict[str, Any], name: str) -> int:
     value = data[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -174,7 +187,7 @@ class FenceState:
     version: str | None = None
     """Of the weights, where a load of ours brought them."""
     weights_command: str = ""
-    """What is being done to the weights now; empty while nothing is."""
+    """What is being done on all ranks now, most often to the weights; empty while nothing is."""
     torn: str = ""
     """Why the parameters are no version's; empty where they are whole. A load that succeeds mends it."""
     lost: str = ""
@@ -241,10 +254,27 @@ class FenceState:
             "order": None if self.order is None else list(self.order),
             "version": self.version,
             "unfit": self.unfit(),
+            "lost": bool(self.lost),
+            "running": self.weights_command,
         }
 
-    def obey(self, body: bytes) -> Answer:
-        """Carry out a POST /fence: confirm or withdraw the epoch."""
+    def refused_move(self, headers: Headers) -> Answer | None:
+        """Why a pause or resume with these headers must not be obeyed; None where it may, and then older commands
+        come too late. Without an order it is a person's, and obeyed."""
+        try:
+            order = read_order(headers)
+        except CommandInvalid as error:
+            return error_answer(400, "invalid_request_error", str(error), param=error.field)
+        if order is None:
+            return None
+        if conflict := self.conflict(_text(headers, INSTANCE_HEADER) or "", order):
+            return conflict
+        self.order = order
+        return None
+
+    def receive(self, body: bytes) -> Command | Answer:
+        """Accept a POST /fence, or say why not. From then on the epoch is what both the old and the new one allow:
+        `confirm` opens a new one, when the ranks are in it."""
         try:
             command = read_command(body)
         except CommandInvalid as error:
@@ -259,8 +289,15 @@ class FenceState:
         if command.order == self.order and command.epoch != self.epoch:
             message = f"the command {given} was accepted before with epoch {self.epoch}, and now says {command.epoch}"
             return error_answer(409, "conflict", message, param="epoch", given=given, accepted=given)
-        self.epoch, self.order = command.epoch, command.order
-        return Answer(200, self.view())
+        self.order = command.order
+        if self.epoch != command.epoch:
+            self.epoch = None
+        return command
+
+    def confirm(self, command: Command) -> None:
+        """All ranks are in the command's epoch: open it, unless another command has come since."""
+        if self.order == command.order:
+            self.epoch = command.epoch
 
     def conflict(self, instance: str, order: Order) -> Answer | None:
         """Why a command for this instance and of this order must not be obeyed; None where it may."""

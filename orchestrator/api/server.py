@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from orchestrator.api.routes_job import BodyTooLarge, UnknownBodyType, UnreadableBody, job_routes, resume_starts
+from orchestrator.api.routes_rlhf import rlhf_routes
+from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.schemas import ErrorBody, ErrorReply, Note, notes
-from orchestrator.errors import HeadraceError, JobExists, JobUnknown, PlanRefused, SpecError, Unsupported
+from orchestrator.errors import (
+    HeadraceError,
+    JobExists,
+    JobUnknown,
+    PlanRefused,
+    SpecError,
+    Unsupported,
+    UpdateFailed,
+    UpdateRefused,
+    UpdateUnended,
+    UpdateUnknown,
+)
 from orchestrator.service import JobService
 from orchestrator.store.jobs import PortsReserved
+from orchestrator.supervision import supervise_all
 
 _LOG = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)
@@ -29,8 +46,12 @@ STATUS_OF: tuple[tuple[type[HeadraceError], int], ...] = (
     (PlanRefused, 422),
     (Unsupported, 422),
     (JobUnknown, 404),
+    (UpdateUnknown, 404),
     (JobExists, 409),
+    (UpdateRefused, 409),
     (PortsReserved, 409),
+    (UpdateFailed, 500),
+    (UpdateUnended, 504),
 )
 """The first that fits counts; any other error of ours is a 500 with its text."""
 
@@ -41,17 +62,22 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         resume_starts(service)
+        stopping = threading.Event()
+        supervising = threading.Thread(target=supervise_all, args=(service.weights.supervision, stopping))
+        supervising.start()
         yield
+        stopping.set()
+        await run_in_threadpool(supervising.join)
 
     app = FastAPI(title="Headrace control API", version="1", lifespan=lifespan)
 
     @app.middleware("http")
     async def guard(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        if token is not None and request.url.path not in OPEN_PATHS:
-            given = request.headers.get("authorization", "").encode()
-            if not secrets.compare_digest(given, f"Bearer {token}".encode()):
-                message = "give the API token as a bearer token in the Authorization header"
-                return _reply(401, message, headers={"www-authenticate": "Bearer"})
+        given = _given_token(request.headers.get("authorization", ""))
+        is_open = token is None or request.url.path in OPEN_PATHS
+        if not is_open and not secrets.compare_digest(given, str(token).encode()):
+            message = "give the API token as a bearer token in the Authorization header"
+            return _reply(401, message, headers={"www-authenticate": "Bearer"})
         try:
             return await go_on(request)
         except Exception as error:
@@ -64,11 +90,24 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         return {"status": "ok"}
 
     app.include_router(job_routes(service))
+    app.include_router(weight_routes(service.weights))
+    app.include_router(rlhf_routes(service.weights))
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(HeadraceError, _headrace_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _parameter_error)
     return app
+
+
+def _given_token(authorization: str) -> bytes:
+    """A bearer token; or the password of a URL, which is all that vLLM's weight sync client can be given."""
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode()
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2] if scheme.lower() == "basic" else b""
+    except ValueError:
+        return b""
 
 
 async def _headrace_error(_request: Request, error: Exception) -> Response:

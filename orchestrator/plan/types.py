@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from connectors.types import Choice, Role
 from deploy.unit import LaunchUnit, PlannedFile
+from orchestrator.plan.weights import WeightsPlan
 
 Severity = Literal["error", "warning"]
 
@@ -54,6 +55,10 @@ class PoolPlan:
     metrics_url: str | None
     """Of the master's own metrics; None where the job joins a master it does not run."""
     cache_prefix: str
+    epoch_keys: bool
+    """Each epoch's KV has keys of its own and can be purged alone; not where an engine has a stock store connector."""
+    python: str
+    """An interpreter that has the pool's client."""
     capacity_bytes: int
     """What this job's storage clients lend."""
     clients: tuple[StorageClientPlan, ...]
@@ -79,6 +84,7 @@ class JobPlan:
     engines: tuple[EnginePlan, ...]
     pool: PoolPlan | None
     router: RouterPlan
+    weights: WeightsPlan
     prometheus_url: str | None
     port_span: tuple[int, int]
     """(first, end) of the ports that no other job may plan, `end` excluded; router.port comes on top."""

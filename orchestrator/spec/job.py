@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ByteSize, Field
 from connectors.mooncake import EPHEMERAL_PORTS_FROM
 from orchestrator.spec.base import SpecModel
 from orchestrator.spec.quantity import Host, Port, PositiveBytes, Seconds
+from orchestrator.spec.weights import WeightsSpec
 from router.settings import PolicySettings, RouterSettings, StickyLeastLoaded
 
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -158,13 +159,6 @@ class HandoffSpec(SpecModel):
     told otherwise; asked of the machine when left out."""
 
 
-class WeightsSpec(SpecModel):
-    transport: Literal["store", "nixl", "path"] = "path"
-    load_mode: Literal["cpu_prefetch", "gpu_fetch"] = "gpu_fetch"
-    strategy: Literal["barrier", "rolling"] = "barrier"
-    in_flight: Literal["readmit", "wait", "abort", "keep"] = "readmit"
-
-
 class LaunchSpec(SpecModel):
     backend: Literal["local", "slurm"] = "local"
     python: Annotated[str, Field(pattern="^/")] | None = None
@@ -216,6 +210,7 @@ class JobSpec(SpecModel):
     handoff: HandoffSpec = HandoffSpec()
     router: RouterSpec = RouterSpec()
     weights: WeightsSpec | None = None
+    """See `weights.py`."""
     launch: LaunchSpec = LaunchSpec()
     ports: PortsSpec = PortsSpec()
     monitoring: MonitoringSpec = MonitoringSpec()

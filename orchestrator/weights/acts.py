@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from connectors.vllm_plugin.weights.settings import LoadMode
-from orchestrator.weights.words import Ended, InFlightMode, Order, Position
+from orchestrator.spec.weights import InFlightMode
+from orchestrator.weights.words import Ended, Order, Position
 from router.core.gate import GateState
 
 ROUTER = "the router"

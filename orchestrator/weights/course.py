@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.plan.weights import Limits
 from orchestrator.weights.phases import first_phase
-from orchestrator.weights.words import Commitment, Course, Ended, Going, Limits, Outcome, Phase, Position, Update
+from orchestrator.weights.words import Commitment, Course, Ended, Going, Outcome, Phase, Position, Update
 
 OUTCOMES: dict[Going, Outcome] = {"forward": "committed", "back": "rolled_back", "off": "called_off"}
 """Of a way that was gone to its end. Joining is no update and has none."""
@@ -20,7 +22,7 @@ def begin(position: Position, update: Update) -> Position:
     return _with_new_epoch(begun, _course(update, "forward", epoch=0))
 
 
-def begin_join(position: Position, limits: Limits) -> Position:
+def begin_join(position: Position, limits: Limits, load_mode: LoadMode) -> Position:
     """No update, but it goes the same way as a rolling one, under the number of the last."""
     committed = position.committed
     update = Update(
@@ -29,7 +31,7 @@ def begin_join(position: Position, limits: Limits) -> Position:
         source=committed.source,
         strategy="rolling",
         in_flight="wait",
-        load_mode="gpu_fetch",
+        load_mode=load_mode,
         limits=limits,
     )
     return replace(new_attempt(position), course=_course(update, "join", epoch=committed.epoch))

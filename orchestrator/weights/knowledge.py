@@ -69,11 +69,7 @@ class Knowledge:
 
     def held_version(self, engine: EngineFacts) -> str | None:
         """Whose weights are in its parameters, whole and on all ranks; None where nobody can say."""
-        if engine.unfit or engine.loading:
-            return None
-        if engine.version is not None:
-            return engine.version
-        return None if engine.epoch is None else self.position.epochs.get(engine.epoch)
+        return None if engine.unfit or engine.loading else engine.version
 
     def holders(self) -> list[str]:
         """Engines with the target's weights, of whatever epoch."""

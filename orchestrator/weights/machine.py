@@ -20,7 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused
+from orchestrator.plan.weights import Limits
 from orchestrator.weights import course as courses
 from orchestrator.weights import events
 from orchestrator.weights.acts import (
@@ -43,17 +45,19 @@ from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.needs import need_of, receivers
 from orchestrator.weights.phases import AFTER_GROUPS, BEFORE_WRITES, CALLABLE_OFF, limit_s, next_phase
 from orchestrator.weights.post import Post
-from orchestrator.weights.words import Fleet, Limits, Outcome, Phase, Position, Update
+from orchestrator.weights.words import Fleet, Outcome, Phase, Position, Update
 
 
 class Coordinator:
     """One job's."""
 
-    def __init__(self, *, fleet: Fleet, position: Position, join_limits: Limits) -> None:
-        """`position` is the journal's newest; `join_limits` bound the joining of engines while no update runs."""
+    def __init__(self, *, fleet: Fleet, position: Position, join_limits: Limits, join_mode: LoadMode) -> None:
+        """`position` is the journal's newest; `join_limits` and `join_mode` are for engines that join while no update
+        runs."""
         self._known = Knowledge(fleet=fleet, position=position, engines=dict.fromkeys(fleet))
         self._post = Post()
         self._join_limits = join_limits
+        self._join_mode = join_mode
         self._is_new = True
         self._acts: list[Act] = []
         self._deadline = 0.0
@@ -176,7 +180,7 @@ class Coordinator:
         is_due = now >= self._due
         lacking = [name for name in receivers(self._known) if self._lacks(name, now, is_due=is_due)]
         if self.position.course is None:
-            return not lacking and self._begin_join(now)
+            return self._wait_for_silent(now) if lacking else self._begin_join(now)
         if lacking or not is_due:
             return now >= self._deadline and self._overdue(lacking, now)
         match self.position.course.phase:
@@ -297,14 +301,25 @@ class Coordinator:
         self._known.failed.pop(name, None)
         self._acts.append(Restart(name=name, why=why))
 
+    def _wait_for_silent(self, now: float) -> bool:
+        """Nobody joins before all are read; whoever does not answer in time must not keep the others from it."""
+        silent = [name for name in self._known.present() if self._known.engines[name] is None]
+        if now < self._deadline or not silent:
+            return False
+        for name in silent:
+            self._give_up(name, f"it did not answer within {self._limits.command_s:g} s")
+        self._restart_clock(now)
+        return True
+
     def _begin_join(self, now: float) -> bool:
+        self._restart_clock(now)
         known, committed = self._known, self.position.committed
         assert known.router is not None
         in_epoch = {name: epoch for name, epoch in known.serving().items() if epoch == committed.epoch}
         is_shut = known.router.gate != "open" and serves(in_epoch, known.fleet)
         if not is_shut and not self._not_serving_in(committed.epoch):
             return False
-        self._go(courses.begin_join(self.position, self._join_limits), now)
+        self._go(courses.begin_join(self.position, self._join_limits, self._join_mode), now)
         return True
 
     def _enter_next(self, phase: Phase | None, now: float) -> bool:
@@ -339,7 +354,9 @@ class Coordinator:
 
     def _restart_clock(self, now: float) -> None:
         course = self.position.course
-        if course is not None:
+        if course is None:
+            self._deadline = now + self._limits.command_s
+        else:
             self._deadline = now + limit_s(course.phase, course.update.limits)
             self._due = now + course.update.limits.grace_s if course.phase == "purge" else now
 

@@ -10,7 +10,9 @@ nothing, it is the record; the update is finished when `PURGE` begins.
 
 from __future__ import annotations
 
-from orchestrator.weights.words import Course, Going, Limits, Phase, Strategy
+from orchestrator.plan.weights import Limits
+from orchestrator.spec.weights import Strategy
+from orchestrator.weights.words import Course, Going, Phase
 
 _BARRIER: tuple[Phase, ...] = ("load", "commit", "confirm", "publish", "resume", "open", "purge")
 _MOVES: tuple[Phase, ...] = (

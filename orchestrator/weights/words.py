@@ -11,10 +11,10 @@ from typing import Any, Literal, NamedTuple
 
 from connectors.types import Role
 from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.plan.weights import Limits
+from orchestrator.spec.weights import InFlightMode, Strategy
 from router.core.gate import GateState
 
-Strategy = Literal["barrier", "rolling"]
-InFlightMode = Literal["readmit", "wait", "abort", "keep"]
 Going = Literal["forward", "back", "off", "join"]
 """forward: to the update's version. back: the whole fleet to the committed version, in a new epoch. off: nobody was
 touched, so the fleet goes on as it was. join: engines that came up go to the committed version and epoch."""
@@ -49,30 +49,6 @@ class Order(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """How long a step may take, and how often it may be tried."""
-
-    prefetch_s: float
-    hold_s: float
-    """Also for freezing."""
-    in_flight_s: float
-    drain_s: float
-    pause_s: float
-    """A prefill engine's pause lasts as long as its oldest unread handoff may live."""
-    load_s: float
-    command_s: float
-    """For steps that are done at once: confirm, publish, resume, open."""
-    grace_s: float
-    """From the opening of the gate to the purge of older epochs: readers end meanwhile."""
-    again_s: float
-    """Between two tries of one command."""
-    tries: int
-    """Loads of one engine in one direction before the fleet turns round."""
-    group_pairs: int
-    """Pairs of engines that a rolling update moves at a time, once the new epoch has a pair."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Update:
     """What a trainer asks for."""
 
@@ -93,8 +69,8 @@ class EngineFacts:
     instance: str
     epoch: int | None
     """Confirmed; None: its fence is closed."""
-    version: str | None
-    """Of its weights, where a load brought them."""
+    version: str
+    """Of its weights; those that a life starts with have a name too."""
     unfit: str
     """Why it must not serve whatever comes: torn parameters, or a life that cannot be trusted any more."""
     paused: bool

@@ -28,7 +28,8 @@ class SimEngine:
     is_up: bool = True
     weights: str = "v0"
     """What really is in the parameters."""
-    version: str | None = None
+    version: str = "v0"
+    """What it says of them."""
     epoch: int | None = 1
     unfit: str = ""
     lost: bool = False
@@ -50,7 +51,7 @@ class SimEngine:
 
     def boot(self) -> None:
         self.life += 1
-        self.is_up, self.weights, self.version, self.epoch = True, "disk", None, None
+        self.is_up, self.weights, self.version, self.epoch = True, "disk", "disk", None
         self.unfit, self.lost = "", False
         self.order = NEVER
 

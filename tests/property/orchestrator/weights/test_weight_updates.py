@@ -9,7 +9,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from connectors.types import Role
-from orchestrator.weights.words import InFlightMode, Strategy
+from orchestrator.spec.weights import InFlightMode, Strategy
 from tests.property.orchestrator.weights.world import ALL_FAULTS, NO_FAULTS, Faults, World
 
 FLEETS: list[list[Role]] = [

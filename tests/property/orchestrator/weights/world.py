@@ -9,18 +9,11 @@ from random import Random
 
 from connectors.types import Role
 from orchestrator.errors import UpdateRefused
+from orchestrator.plan.weights import Limits
+from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.weights import acts, events
 from orchestrator.weights.machine import Coordinator
-from orchestrator.weights.words import (
-    InFlightMode,
-    Limits,
-    Order,
-    Position,
-    ReplicaFacts,
-    Strategy,
-    Update,
-    first_position,
-)
+from orchestrator.weights.words import Order, Position, ReplicaFacts, Update, first_position
 from tests.fakes.weight_fleet import OVERTAKEN, LoadEnd, Refused, SimEngine, SimRouter
 
 LIMITS = Limits(
@@ -78,7 +71,9 @@ class World:
     def start(self) -> None:
         """A life of the coordinator: from the journal's newest record."""
         fleet = {name: engine.role for name, engine in self.engines.items()}
-        self.coordinator = Coordinator(fleet=fleet, position=self.journal[-1], join_limits=LIMITS)
+        self.coordinator = Coordinator(
+            fleet=fleet, position=self.journal[-1], join_limits=LIMITS, join_mode="gpu_fetch"
+        )
         self.step(events.Ticked())
 
     def ask(

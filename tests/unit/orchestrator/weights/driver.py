@@ -5,18 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from connectors.types import Role
+from orchestrator.plan.weights import Limits
+from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.weights import acts, events
 from orchestrator.weights.machine import Coordinator
-from orchestrator.weights.words import (
-    InFlightMode,
-    Limits,
-    Phase,
-    Position,
-    ReplicaFacts,
-    Strategy,
-    Update,
-    first_position,
-)
+from orchestrator.weights.words import Phase, Position, ReplicaFacts, Update, first_position
 from tests.fakes.weight_fleet import LoadEnd, Refused, SimEngine, SimRouter
 
 LIMITS = Limits(
@@ -57,7 +50,9 @@ class Driver:
     def start(self) -> None:
         self.wire.clear()
         fleet = {name: engine.role for name, engine in self.engines.items()}
-        self.coordinator = Coordinator(fleet=fleet, position=self.journal[-1], join_limits=LIMITS)
+        self.coordinator = Coordinator(
+            fleet=fleet, position=self.journal[-1], join_limits=LIMITS, join_mode="gpu_fetch"
+        )
         self.step(events.Ticked())
 
     def update(self, version: str = "v1", strategy: Strategy = "barrier", mode: InFlightMode = "readmit") -> None:

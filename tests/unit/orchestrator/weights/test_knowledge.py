@@ -10,7 +10,7 @@ from orchestrator.weights import acts
 from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.words import EngineFacts, first_position
 
-FACTS = EngineFacts(instance="a-1", epoch=1, version=None, unfit="", paused=False, loading=False, lost=False)
+FACTS = EngineFacts(instance="a-1", epoch=1, version="v0", unfit="", paused=False, loading=False, lost=False)
 
 
 @pytest.fixture
@@ -24,13 +24,12 @@ def known() -> Knowledge:
     [
         ({}, "v0"),
         ({"version": "v1", "epoch": None}, "v1"),
-        ({"epoch": None}, None),
-        ({"epoch": 7}, None),
+        ({"epoch": 7}, "v0"),
         ({"version": "v1", "unfit": "torn"}, None),
         ({"version": "v1", "loading": True}, None),
     ],
 )
-def test_an_engine_holds_what_it_loaded_or_what_its_epoch_stands_for(
+def test_an_engine_holds_what_it_says_unless_that_cannot_be_believed(
     known: Knowledge, changed: dict[str, object], held: str | None
 ) -> None:
     assert known.held_version(replace(FACTS, **changed)) == held  # type: ignore[arg-type]

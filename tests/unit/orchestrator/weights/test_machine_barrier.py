@@ -7,8 +7,8 @@ from itertools import groupby
 import pytest
 
 from orchestrator.errors import UpdateRefused
+from orchestrator.spec.weights import Strategy
 from orchestrator.weights import acts, events
-from orchestrator.weights.words import Strategy
 from tests.unit.orchestrator.weights.driver import Driver
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from orchestrator.spec.weights import Strategy
 from orchestrator.weights.course import begin, begin_join, call_off, enter, turn_back
 from orchestrator.weights.phases import AFTER_GROUPS, next_phase
-from orchestrator.weights.words import Phase, Position, Strategy, Update, first_position
+from orchestrator.weights.words import Phase, Position, Update, first_position
 from tests.unit.orchestrator.weights.driver import LIMITS
 
 BARRIER = "load commit confirm publish resume open purge"
@@ -50,7 +51,7 @@ def way(position: Position) -> str:
         (begun("rolling"), f"prefetch {MOVES} commit open purge"),
         (turn_back(begun("rolling"), ""), f"{MOVES} commit open purge"),
         (call_off(begun("rolling"), ""), "resume admit open"),
-        (begin_join(FIRST, LIMITS), f"{MOVES} open"),
+        (begin_join(FIRST, LIMITS, "gpu_fetch"), f"{MOVES} open"),
     ],
 )
 def test_the_phases_of_each_way(position: Position, phases: str) -> None:
