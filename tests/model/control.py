@@ -21,6 +21,7 @@ from orchestrator.weights.acts import (
     SetGate,
 )
 from orchestrator.weights.words import ReplicaFacts, RouterFacts, Update
+from router.core.gate import Gate, GateState
 from tests.model.coordinator import Act, Event, Finished, Outcome, Recorded, Restarted, Sent
 from tests.model.core import Result
 from tests.model.engine import Block, Engine, LoadEnd, ended, obey
@@ -286,7 +287,7 @@ def _at_router(model: Model, state: State, command: Late, *, is_awaited: bool) -
         return
     if isinstance(ask, SetGate | HandleInFlight) and state.op is not None:
         return  # It waits until the one before is done.
-    is_refused = command.attempt < state.router_order and model.removed != "fencing numbers"
+    is_refused = not _accepts(state.router_order, command.attempt) and model.removed != "fencing numbers"
     if is_refused or (isinstance(ask, HandleInFlight) and state.core.gate != "holding"):
         yield from _reply(model, state, Event("refused", ROUTER_NUMBER), ": refused", is_awaited=is_awaited)
         return
@@ -321,7 +322,13 @@ def _at_router(model: Model, state: State, command: Late, *, is_awaited: bool) -
             yield "", state._replace(op=Op(None, mode), taken=taken)
 
 
-def _move_gate(model: Model, state: State, gate: str) -> list[State]:
+def _accepts(taken: tuple[int, int], attempt: tuple[int, int]) -> bool:
+    gate = Gate()
+    gate.take((*taken, 0))
+    return gate.accepts((*attempt, 1))
+
+
+def _move_gate(model: Model, state: State, gate: GateState) -> list[State]:
     """The dispatcher closes before the workers know, and opens after."""
     results: list[Result] = [(state.core, ())]
     if gate != "open":

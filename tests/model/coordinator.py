@@ -13,10 +13,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from orchestrator.errors import UpdateRefused
+from orchestrator.plan.weights import Limits
 from orchestrator.weights import acts, events
 from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.machine import Coordinator
-from orchestrator.weights.words import Course, Limits, Order, Position
+from orchestrator.weights.words import Course, Order, Position
 from tests.model.fleet import ENGINES, FLEET, NUMBER, RECEIVERS, SWAPS, Swap
 from tests.model.plain import Frozen, freeze, read, rename, thaw
 
@@ -116,7 +117,7 @@ class Coordinators:
 
     def start(self, position: Frozen) -> list[Outcome]:
         """A new life, from the journal's newest record."""
-        made = Coordinator(fleet=FLEET, position=thaw(position), join_limits=self._limits)
+        made = self._made(position)
         return [self._run(made, events.Ticked(), 0.0, None)]
 
     def step(self, number: int, event: Event) -> list[Outcome]:
@@ -175,8 +176,11 @@ class Coordinators:
             self.local.append(tuple(_about(name, snapshot) for name in ENGINES))
         return number
 
+    def _made(self, position: Frozen) -> Coordinator:
+        return Coordinator(fleet=FLEET, position=read(position), join_limits=self._limits, join_mode="gpu_fetch")
+
     def _thawed(self, snapshot: _Snapshot) -> Coordinator:
-        machine = Coordinator(fleet=FLEET, position=read(snapshot.position), join_limits=self._limits)
+        machine = self._made(snapshot.position)
         away, answered, sealed, failed = (thaw(each) for each in snapshot.names)
         known = dict(snapshot.engines[1:])
         machine._known = Knowledge(
@@ -227,7 +231,7 @@ def _sent(item: Frozen) -> Sent:
 
 def _frozen(machine: Coordinator, now: float, before: _Snapshot | None) -> _Snapshot:
     known, post = machine._known, machine._post
-    left = (max(machine._deadline - now, 0.0), max(machine._due - now, 0.0)) if known.position.course else (0.0, 0.0)
+    left = (max(machine._deadline - now, 0.0), max(machine._due - now, 0.0))
     is_old = before is not None and known.position is read(before.position)
     has_old_router = before is not None and known.router is read(before.router)
     return _Snapshot(

@@ -11,19 +11,27 @@ import json
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
-from connectors.vllm_plugin.fence_rules import EPOCH_HEADER, INSTANCE_HEADER, SALTED_HEADER, FenceState, Headers
+from connectors.vllm_plugin.fence_rules import (
+    EPOCH_HEADER,
+    INSTANCE_HEADER,
+    ORDER_HEADER,
+    SALTED_HEADER,
+    Answer,
+    FenceState,
+    Headers,
+)
 from connectors.vllm_plugin.weight_rules import apply_verdict, load_refusal
 from connectors.vllm_plugin.weights.verdict import RankReport, judge
 from orchestrator.weights.acts import ConfirmEpoch, Load, Pause, Prefetch, ReadEngine, Resume
+from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import EngineFacts
 from tests.model.coordinator import Event
 from tests.model.fleet import instance
 from tests.model.plain import Frozen, freeze, read
 
-ON_DISK, TORN, EXPIRED, MIXED = "disk", "torn", "expired", "mixed"
-"""What KV can be computed from beside a version's weights: those that an engine starts with, those of no version at
-all; what a D leg finds where a handoff's lease is over (other requests' blocks); and, in a request that lived through an
-update, several versions."""
+TORN, EXPIRED, MIXED = "torn", "expired", "mixed"
+"""What KV can be computed from beside a version's weights: those of no version at all; what a D leg finds where a
+handoff's lease is over (other requests' blocks); and, in a request that lived through an update, several versions."""
 LoadEnd = Literal["done", "untouched", "torn"]
 _RANKS = 2
 _NEVER = (0, 0)
@@ -68,8 +76,8 @@ class Obeyed(NamedTuple):
     """Older commands come too late from now on."""
 
 
-def first_engine(version: str) -> Engine:
-    return Engine(0, True, version, 1, None, False, False, "no", _NEVER, frozenset())
+def first_engine() -> Engine:
+    return Engine(0, True, FIRST_VERSION, 1, None, False, False, "no", _NEVER, frozenset())
 
 
 def ended(engine: Engine) -> Engine:
@@ -78,9 +86,9 @@ def ended(engine: Engine) -> Engine:
 
 
 def booted(engine: Engine, *, is_fenced: bool, epoch: int | None) -> Engine:
-    """Another life, with whatever weights are on its disk."""
+    """Another life, with the weights that all start with."""
     return Engine(
-        engine.life + 1, True, ON_DISK, None if is_fenced else epoch, None, False, False, "no", _NEVER, frozenset()
+        engine.life + 1, True, FIRST_VERSION, None if is_fenced else epoch, None, False, False, "no", _NEVER, frozenset()
     )
 
 
@@ -110,10 +118,20 @@ def obey(
     if isinstance(asked, ConfirmEpoch):
         update, attempts, step = order
         body = {"instance": asked.instance, "epoch": asked.epoch, "update": update, "attempt": attempts, "step": step}
-        if fence.obey(json.dumps(body).encode()).status != 200:
+        command = fence.receive(json.dumps(body).encode())
+        if isinstance(command, Answer):
             return Obeyed(engine, Event("refused", number), is_taken=False)
+        fence.confirm(command)
         return Obeyed(engine._replace(epoch=fence.epoch, order=attempt), Event("answered", number))
-    if fence.conflict(asked.instance, order) is not None:
+    if isinstance(asked, Pause | Resume):
+        headers = {
+            INSTANCE_HEADER.encode(): asked.instance.encode(),
+            ORDER_HEADER.encode(): ".".join(map(str, order)).encode(),
+        }
+        refusal = fence.refused_move(headers)
+    else:
+        refusal = fence.conflict(asked.instance, order)
+    if refusal is not None:
         return Obeyed(engine, Event("refused", number), is_taken=False)
     engine = engine._replace(order=attempt)
     match asked:
@@ -173,7 +191,7 @@ def _facts(engine: Engine, number: int) -> EngineFacts:
     return EngineFacts(
         instance=fence.instance,
         epoch=fence.epoch,
-        version=fence.version,
+        version=fence.version or FIRST_VERSION,
         unfit=fence.unfit(),
         paused=engine.paused == "yes",
         loading=False,

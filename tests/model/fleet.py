@@ -7,12 +7,11 @@ exchanged (`SWAPS`), and states that differ by such an exchange are explored onc
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import product
 from typing import Literal, get_args
 
 from connectors.types import Role
+from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.weights.acts import POOL, ROUTER
-from orchestrator.weights.words import InFlightMode, Strategy
 
 ENGINES = ("P0", "P1", "D0", "D1")
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
@@ -48,7 +47,8 @@ class Setup:
     """Of a load, before the fleet goes back."""
 
     def __str__(self) -> str:
-        return f"{self.strategy} {self.in_flight} {self.fault}"
+        turns = "+".join(map(str, self.turns))
+        return f"{self.strategy} {self.in_flight} {self.fault} {turns} x{self.updates}{' fine' if self.is_fine else ''}"
 
 
 def instance(engine: int, life: int) -> str:
@@ -63,8 +63,3 @@ def renamed(text: str, swap: Swap) -> str:
     """An engine's name, or an instance's, after a swap; any other text as it is."""
     number = NUMBER.get(text[:2])
     return text if number is None else ENGINES[swap[number]] + text[2:]
-
-
-def every_setup() -> list[Setup]:
-    strategies, modes = get_args(Strategy), get_args(InFlightMode)
-    return [Setup(strategy=each, in_flight=mode, fault=fault) for each, mode, fault in product(strategies, modes, FAULTS)]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tests.model.engine import EXPIRED, ON_DISK, TORN
+from tests.model.engine import EXPIRED, TORN
 from tests.model.fleet import ENGINES
 from tests.model.world import Handoff, Key, Leg, State, Violated
 
-_NO_VERSION = {EXPIRED, ON_DISK, TORN}
+_NO_VERSION = {EXPIRED, TORN}
 
 
 def check_kv(leg: Leg, *, is_kept: bool) -> None:

@@ -159,7 +159,7 @@ MUTATIONS = (
     ),
     Mutation(
         safeguard="boot fence",
-        without="an engine starts confirmed for the newest epoch, with whatever weights are on its disk",
+        without="an engine starts confirmed for the newest epoch, with the weights that it starts with",
         setup=replace(_BARRIER, fault="engine"),
     ),
     Mutation(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from connectors.types import Role
-from orchestrator.weights.words import InFlightMode, Limits, first_position
+from orchestrator.plan.weights import Limits
+from orchestrator.spec.weights import InFlightMode
+from orchestrator.weights.receivers import FIRST_VERSION
+from orchestrator.weights.words import first_position
 from router.core.gate import GateState
 from tests.model.coordinator import Coordinators
 from tests.model.core import Core, Cores, first_core, swapped_core
@@ -16,7 +19,6 @@ from tests.model.request import Requests
 
 IDLE = -1
 """In place of a request's number."""
-FIRST_VERSION = "v0"
 
 
 class Violated(Exception):
@@ -173,7 +175,7 @@ class Model:
             coordinator=outcome.number,
             taken=frozenset(),
             late=frozenset(),
-            engines=(first_engine(FIRST_VERSION),) * len(ENGINES),
+            engines=(first_engine(),) * len(ENGINES),
             core=first_core(FIRST_VERSION),
             op=None,
             router_order=(0, 0),
