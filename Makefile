@@ -11,9 +11,10 @@ PYTEST := $(BIN)/python -m pytest
 
 # Empty folders are not kept by git, and pytest refuses a folder that is not there.
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
+MODEL_CHECK := $(wildcard tests/model)
 REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults)
 
-.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo bench-router bench-weights clean
+.PHONY: help setup stack ruff types imports spelling lint light check test test-full check-model demo bench-router bench-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -46,10 +47,13 @@ check: setup ## lint, and the tests that need no engine stack, side by side; und
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint light
 
 test: stack lint ## everything a change can break, on the real parts too; about 20 minutes
-	$(PYTEST) -m "not full" $(LIGHT) $(REAL)
+	$(PYTEST) -m "not full" $(LIGHT) $(MODEL_CHECK) $(REAL)
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
-	$(PYTEST) --durations=25 $(LIGHT) $(REAL)
+	$(PYTEST) --durations=25 $(LIGHT) $(MODEL_CHECK) $(REAL)
+
+check-model: setup ## weight updates explored step by step on the real cores, in about 15 minutes; ARGS="--help" shows more
+	@$(BIN)/python -m tests.model $(ARGS)
 
 demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 leaves it up
 	@$(BIN)/python deploy/local/demo.py

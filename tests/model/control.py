@@ -421,7 +421,7 @@ def _ask_for_update(model: Model, state: State) -> Iterator[Move]:
 
 
 def _in_short(ask: Frozen) -> str:
-    kind = ask[0].__name__
+    kind: str = ask[0].__name__
     if ask[0] is ConfirmEpoch:
         return f"{kind} {ask[2]}"
     return kind

@@ -9,7 +9,7 @@ outcome that some order of the fleet has.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
+from functools import cache
 from typing import Any, NamedTuple
 
 from orchestrator.errors import UpdateRefused
@@ -78,7 +78,7 @@ class _Snapshot(NamedTuple):
     """Who is away, answered, sealed; who failed."""
     open: Frozen
     resting: Frozen
-    times: tuple[float, float]
+    times: Frozen
     """Until the phase's deadline, and until the purge may begin."""
 
 
@@ -111,7 +111,7 @@ class Coordinators:
         known = self._swapped.get((number, swap))
         if known is None:
             snapshot = self._snapshots[number]
-            known = self._number(_Snapshot(*(rename(part, swap) for part in snapshot[:-1]), times=snapshot.times))
+            known = self._number(_Snapshot(*(rename(part, swap) for part in snapshot)))
             self._swapped[number, swap] = known
         return known
 
@@ -245,7 +245,7 @@ def _frozen(machine: Coordinator, now: float, before: _Snapshot | None) -> _Snap
     )
 
 
-_frozen_facts = lru_cache(maxsize=None)(freeze)
+_frozen_facts = cache(freeze)
 
 
 def _frozen_position(position: Position) -> Frozen:

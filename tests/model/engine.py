@@ -8,7 +8,7 @@ is left to be read, and every block that was computed may stay in the local cach
 from __future__ import annotations
 
 import json
-from functools import lru_cache
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from connectors.vllm_plugin.fence_rules import (
@@ -34,7 +34,6 @@ TORN, EXPIRED, MIXED = "torn", "expired", "mixed"
 handoff's lease is over (other requests' blocks); and, in a request that lived through an update, several versions."""
 LoadEnd = Literal["done", "untouched", "torn"]
 _RANKS = 2
-_NEVER = (0, 0)
 
 
 class Block(NamedTuple):
@@ -52,14 +51,14 @@ class Engine(NamedTuple):
     is_up: bool
     weights: str
     """What really is in the parameters."""
-    epoch: int | None
-    version: str | None
-    torn: bool
-    lost: bool
-    paused: Literal["no", "pausing", "yes"]
-    order: tuple[int, int]
+    epoch: int | None = None
+    version: str | None = None
+    torn: bool = False
+    lost: bool = False
+    paused: Literal["no", "pausing", "yes"] = "no"
+    order: tuple[int, int] = (0, 0)
     """(update, attempt) of the newest command that was obeyed."""
-    blocks: frozenset[Block]
+    blocks: frozenset[Block] = frozenset()
 
     @property
     def is_open(self) -> bool:
@@ -77,22 +76,20 @@ class Obeyed(NamedTuple):
 
 
 def first_engine() -> Engine:
-    return Engine(0, True, FIRST_VERSION, 1, None, False, False, "no", _NEVER, frozenset())
+    return Engine(life=0, is_up=True, weights=FIRST_VERSION, epoch=1)
 
 
 def ended(engine: Engine) -> Engine:
     """Its process is gone, and with it all that it held."""
-    return Engine(engine.life, False, "", None, None, False, False, "no", _NEVER, frozenset())
+    return Engine(life=engine.life, is_up=False, weights="")
 
 
-def booted(engine: Engine, *, is_fenced: bool, epoch: int | None) -> Engine:
-    """Another life, with the weights that all start with."""
-    return Engine(
-        engine.life + 1, True, FIRST_VERSION, None if is_fenced else epoch, None, False, False, "no", _NEVER, frozenset()
-    )
+def booted(engine: Engine, *, epoch: int | None) -> Engine:
+    """Another life, with the weights that all start with, confirmed for no epoch unless its fence boots open."""
+    return Engine(life=engine.life + 1, is_up=True, weights=FIRST_VERSION, epoch=epoch)
 
 
-@lru_cache(maxsize=None)
+@cache
 def lets_in(engine: Engine, number: int, life: int, epoch: int) -> bool:
     """Does the fence let a salted leg pass that is meant for this life and epoch?"""
     headers: Headers = {
@@ -103,7 +100,7 @@ def lets_in(engine: Engine, number: int, life: int, epoch: int) -> bool:
     return _fence(engine, number).refusal(headers) is None
 
 
-@lru_cache(maxsize=None)
+@cache
 def obey(
     engine: Engine, number: int, attempt: tuple[int, int], ask: Frozen, *, legs: int, is_quiet: bool, end: LoadEnd,
     hears_all_ranks: bool,
@@ -113,7 +110,7 @@ def obey(
     if isinstance(asked, ReadEngine):
         return Obeyed(engine, Event("engine read", number, freeze(_facts(engine, number))), is_taken=False)
     fence = _fence(engine, number)
-    fence.open_requests = {each: "" for each in range(legs)}
+    fence.open_requests = dict.fromkeys(range(legs), "")
     order = (*attempt, 1)
     if isinstance(asked, ConfirmEpoch):
         update, attempts, step = order

@@ -120,9 +120,8 @@ def _story(model: Model, first: State, before: dict[int, int], last: int) -> lis
         text, state = step
         story += text.split("; ")
     try:
-        for text, _ in moves(model, state):
-            pass
-        _ending(model, state)
+        if not list(moves(model, state)):
+            _ending(model, state)
     except Violated as violated:
         story.append(f"VIOLATED {violated}")
     return story

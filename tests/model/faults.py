@@ -10,8 +10,8 @@ from tests.model.core import restarted_core
 from tests.model.engine import booted, ended
 from tests.model.fleet import ENGINES, POOL_NUMBER, ROUTER_NUMBER
 from tests.model.invariants import check_fences
-from tests.model.traffic import Move, answered, fail_legs, with_engine
-from tests.model.world import IDLE, Model, News, Session, State
+from tests.model.traffic import Move, answered, fail_legs, no_request, with_engine
+from tests.model.world import Model, News, Session, State
 
 
 def fault_moves(model: Model, state: State, touched: Collection[int]) -> Iterator[Move]:
@@ -30,8 +30,9 @@ def fault_moves(model: Model, state: State, touched: Collection[int]) -> Iterato
             for number in touched:
                 for each in fail_legs(model, hit, number) if number < ROUTER_NUMBER else ():
                     after = _boot(model, each, number)
-                    yield f"{ENGINES[number]} restarts behind its port", after._replace(
-                        news=after.news | {News("came up", number)}
+                    yield (
+                        f"{ENGINES[number]} restarts behind its port",
+                        after._replace(news=after.news | {News("came up", number)}),
                     )
         case "router" if ROUTER_NUMBER in touched:
             yield "the router dies, and starts again", _restarted_router(hit)
@@ -89,9 +90,8 @@ def news_moves(model: Model, state: State) -> Iterator[Move]:
 
 
 def _boot(model: Model, state: State, number: int) -> State:
-    is_fenced = model.removed != "boot fence"
-    epoch = next((epoch for epoch, _ in reversed(sorted(state.promised))), None)
-    after = with_engine(state, number, booted(state.engines[number], is_fenced=is_fenced, epoch=epoch))
+    epoch = max(state.promised)[0] if model.removed == "boot fence" else None
+    after = with_engine(state, number, booted(state.engines[number], epoch=epoch))
     check_fences(after)
     return after
 
@@ -104,15 +104,8 @@ def _restarted_router(state: State) -> State:
         core=restarted_core(lives),
         op=None,
         router_order=(0, 0),
-        sessions=tuple(
-            each._replace(
-                turns=each.turns - (each.request != IDLE), request=IDLE, gate="frozen", mailbox=(), engine=-1, life=-1,
-                leg=None, handoff=None, told=frozenset(),
-            )
-            for each in state.sessions
-        ),
+        sessions=tuple(no_request(each)._replace(gate="frozen") for each in state.sessions),
         orphans=frozenset(legs),
         late=frozenset(each for each in state.late if each.receiver != ROUTER_NUMBER),
         news=state.news | {News("came up", ROUTER_NUMBER)},
-    )  # fmt: skip
-
+    )

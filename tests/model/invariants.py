@@ -58,9 +58,9 @@ def check_pair(leg: Leg, handoff: Handoff | None) -> None:
 def check_fences(state: State) -> None:
     """3 and 4: an engine whose fence is open for an epoch holds its weights, whole."""
     for name, engine in zip(ENGINES, state.engines, strict=True):
-        if engine.is_up and engine.epoch is not None and not engine.torn and not engine.lost:
-            if (engine.epoch, engine.weights) not in state.promised:
-                raise Violated(f"3: {name} is confirmed for epoch {engine.epoch} and holds {engine.weights}")
+        is_open = engine.is_up and engine.epoch is not None and not engine.torn and not engine.lost
+        if is_open and (engine.epoch, engine.weights) not in state.promised:
+            raise Violated(f"3: {name} is confirmed for epoch {engine.epoch} and holds {engine.weights}")
 
 
 def check_written(engine: int, legs: int, *, is_paused: bool) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
-from tests.model.fleet import SWAPS, Swap, renamed
+from tests.model.fleet import SAME, Swap, renamed
 
 Frozen = Any
 """A leaf, or a tuple of a type and its parts."""
@@ -25,7 +25,7 @@ def freeze(value: Any) -> Frozen:
     return value
 
 
-@lru_cache(maxsize=None)
+@cache
 def read(frozen: Frozen) -> Any:
     """What is frozen, to look at: everyone gets the same object."""
     return thaw(frozen)
@@ -42,13 +42,15 @@ def thaw(frozen: Frozen) -> Any:
     return kind(**{field.name: thaw(part) for field, part in zip(fields(kind), parts, strict=True)})
 
 
-@lru_cache(maxsize=None)
 def rename(frozen: Frozen, swap: Swap) -> Frozen:
     """The same with two equal engines exchanged."""
     if isinstance(frozen, str):
         return renamed(frozen, swap)
-    if not isinstance(frozen, tuple) or swap == SWAPS[0]:
-        return frozen
+    return _renamed_parts(frozen, swap) if isinstance(frozen, tuple) and swap != SAME else frozen
+
+
+@cache
+def _renamed_parts(frozen: Frozen, swap: Swap) -> Frozen:
     if not frozen or not isinstance(frozen[0], type):
         return tuple(rename(each, swap) for each in frozen)
     kind, *parts = frozen

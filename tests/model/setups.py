@@ -35,5 +35,11 @@ def every_setup() -> list[Setup]:
 
 def short_setups() -> list[Setup]:
     """A few, for every day."""
-    small = [each for each in every_setup() if each.fault in ("none", "load") and not each.is_fine]
-    return [replace(each, turns=(1, 0), updates=1) for each in small]
+    quiet = [
+        replace(each, turns=(1, 0), updates=1) for each in every_setup() if each.fault == "none" and not each.is_fine
+    ]
+    failing = [
+        Setup(strategy=strategy, in_flight="readmit", fault="load", turns=(1, 0), updates=1)
+        for strategy in get_args(Strategy)
+    ]
+    return [*quiet, *failing]

@@ -146,11 +146,13 @@ def _do(model: Model, state: State, number: int, does: Does, stale: int) -> Iter
         case Leaves(versions=versions, is_single=is_single):
             check_reply(session.told, versions, is_single=is_single, is_kept=model.requests.kept[session.request])
             gate = next((each.gate for each in reversed(session.mailbox) if isinstance(each, GateMoved)), session.gate)
-            over = session._replace(
-                turns=session.turns - 1, request=IDLE, gate=gate, mailbox=(), engine=-1, life=-1, leg=None, handoff=None,
-                told=frozenset(),
-            )  # fmt: skip
+            over = no_request(session)._replace(gate=gate)
             yield from (answered(_with(state, number, over), each) for each in model.cores.leave(state.core, number))
+
+
+def no_request(session: Session) -> Session:
+    """After its request."""
+    return Session(turns=session.turns - (session.request != IDLE), request=IDLE, gate=session.gate)
 
 
 def _deliver(model: Model, state: State, number: int) -> Iterator[Move]:

@@ -19,6 +19,8 @@ from tests.model.request import Requests
 
 IDLE = -1
 """In place of a request's number."""
+_AGAIN_S, _PHASE_S = 1.0, 2.0
+"""A phase lasts for two tries: more of them would make more states and no others."""
 
 
 class Violated(Exception):
@@ -82,14 +84,14 @@ class Session(NamedTuple):
     request: int
     gate: GateState
     """As the worker knows it."""
-    mailbox: tuple[Message, ...]
+    mailbox: tuple[Message, ...] = ()
     """From the dispatcher to the worker, in order."""
-    engine: int
-    life: int
+    engine: int = -1
+    life: int = -1
     """Of the last grant."""
-    leg: Leg | None
-    handoff: Handoff | None
-    told: frozenset[str]
+    leg: Leg | None = None
+    handoff: Handoff | None = None
+    told: frozenset[str] = frozenset()
     """What the tokens that the client has were computed from."""
 
 
@@ -152,10 +154,10 @@ class Model:
 
     def __init__(self, setup: Setup, removed: str = "", **flow_rules: float) -> None:
         limits = Limits(
-            **dict.fromkeys(("prefetch_s", "hold_s", "in_flight_s", "drain_s", "pause_s", "load_s"), 10.0),
-            command_s=10.0,
-            grace_s=5.0,
-            again_s=1.0,
+            **dict.fromkeys(("prefetch_s", "hold_s", "in_flight_s", "drain_s", "pause_s", "load_s"), _PHASE_S),
+            command_s=_PHASE_S,
+            grace_s=_AGAIN_S,
+            again_s=_AGAIN_S,
             tries=setup.tries,
             group_pairs=1,
         )
@@ -170,7 +172,6 @@ class Model:
     def first(self) -> State:
         position = freeze(first_position(1, FIRST_VERSION, {"version": FIRST_VERSION}))
         (outcome,) = self.coordinators.start(position)
-        session = Session(0, IDLE, "open", (), -1, -1, None, None, frozenset())
         return State(
             coordinator=outcome.number,
             taken=frozenset(),
@@ -179,7 +180,7 @@ class Model:
             core=first_core(FIRST_VERSION),
             op=None,
             router_order=(0, 0),
-            sessions=tuple(session._replace(turns=turns) for turns in self.setup.turns),
+            sessions=tuple(Session(turns, IDLE, "open") for turns in self.setup.turns),
             orphans=frozenset(),
             pool=frozenset(),
             promised=frozenset({(1, FIRST_VERSION)}),
@@ -228,7 +229,9 @@ class Model:
         return state._replace(
             coordinator=self.coordinators.swapped(state.coordinator, swap),
             taken=frozenset(_moved(each, swap) for each in state.taken),
-            late=frozenset(Late(_moved(each.receiver, swap), each.attempt, rename(each.ask, swap)) for each in state.late),
+            late=frozenset(
+                Late(_moved(each.receiver, swap), each.attempt, rename(each.ask, swap)) for each in state.late
+            ),
             engines=tuple(state.engines[swap[each]] for each in range(len(ENGINES))),
             core=swapped_core(state.core, swap),
             sessions=tuple(_swapped_session(each, swap) for each in state.sessions),
