@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -22,7 +21,6 @@ from tests.model.setups import BOUNDS, every_setup, short_setups
 from tests.model.world import Model
 
 PROCESSES = 2
-NICENESS = 15
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def run(setups: Iterable[Setup], mutations: Iterable[Mutation], *, limit_s: floa
 
 
 def _all_found(setups: list[Setup], mutated: set[str], limit_s: float, processes: int) -> Iterator[tuple[str, Found]]:
-    with ProcessPoolExecutor(processes, initializer=os.nice, initargs=(NICENESS,)) as pool:
+    with ProcessPoolExecutor(processes) as pool:
         work = {pool.submit(_explored, setup, limit_s): str(setup) for setup in setups}
         work |= {pool.submit(_mutated, name, limit_s): name for name in mutated}
         for done in as_completed(work):
