@@ -208,7 +208,9 @@ class _ThisReplica:
 
 
 def _ask(session: int, epoch: int | None) -> Ask:
-    return Ask(request=session, serial=1, session=None, tokens=1, handoff_epoch=epoch)
+    return Ask(
+        request=session, place=session, serial=1, session=None, session_lasts=False, tokens=1, handoff_epoch=epoch
+    )
 
 
 def _rebuilt(core: Core) -> Dispatcher:

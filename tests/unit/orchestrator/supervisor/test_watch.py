@@ -45,6 +45,13 @@ def looks_until(watch: Watch, condition: Callable[[], bool]) -> list[UnitNews]:
     return news
 
 
+def restarted(fleet: FakeFleet, watch: Watch) -> list[UnitNews]:
+    """Until another life of the decode engine is recorded."""
+    before = fleet.store.get("demo").records
+    watch.restart("decode-0")
+    return looks_until(watch, lambda: fleet.store.get("demo").records != before)
+
+
 def is_up(fleet: FakeFleet, name: str) -> bool:
     stored = next(unit for unit in fleet.store.get("demo").units if unit.record.name == name)
     return name in fleet.machine.names() and stored.ready_at is not None
@@ -68,9 +75,8 @@ def test_one_that_is_not_watched_is_nobodys_business(fleet: FakeFleet, watch: Wa
 
 def test_a_restart_ends_what_is_left_of_the_old_life(fleet: FakeFleet, watch: Watch) -> None:
     assert list(watch.look()) == []
-    watch.restart("decode-0")
-    before = fleet.store.get("demo").records
-    news = looks_until(watch, lambda: fleet.store.get("demo").records != before and is_up(fleet, "decode-0"))
+    news = restarted(fleet, watch)
+    news += looks_until(watch, lambda: is_up(fleet, "decode-0"))
     assert ("decode-0",) in fleet.machine.stopped
     assert fleet.machine.names().count("decode-0") == 1
     assert news == [DECODE_ENDED, DECODE_READY]
@@ -78,8 +84,7 @@ def test_a_restart_ends_what_is_left_of_the_old_life(fleet: FakeFleet, watch: Wa
 
 def test_a_life_that_is_still_coming_up_is_left_alone(fleet: FakeFleet, watch: Watch) -> None:
     fleet.probe.never_ready = {"decode-0"}
-    watch.restart("decode-0")
-    looks_until(watch, lambda: fleet.machine.started.count("decode-0") == 2)
+    restarted(fleet, watch)
     for _ in range(3):
         watch.restart("decode-0")
         looks_until(watch, lambda: not watch_is_busy(watch))
@@ -95,8 +100,7 @@ def watch_is_busy(watch: Watch) -> bool:
 
 def test_whoever_begins_to_watch_says_who_is_not_ready(fleet: FakeFleet, watch: Watch) -> None:
     fleet.probe.never_ready = {"decode-0"}
-    watch.restart("decode-0")
-    looks_until(watch, lambda: fleet.machine.started.count("decode-0") == 2)
+    restarted(fleet, watch)
     successor = new_watch(fleet)
     assert list(successor.look()) == [DECODE_ENDED]
     fleet.probe.never_ready = set()
@@ -105,8 +109,7 @@ def test_whoever_begins_to_watch_says_who_is_not_ready(fleet: FakeFleet, watch: 
 
 def test_one_that_ends_before_it_is_ready_is_started_again(fleet: FakeFleet, watch: Watch) -> None:
     fleet.probe.never_ready = {"decode-0"}
-    watch.restart("decode-0")
-    looks_until(watch, lambda: fleet.machine.started.count("decode-0") == 2)
+    restarted(fleet, watch)
     fleet.machine.kill("decode-0")
     fleet.probe.never_ready = set()
     looks_until(watch, lambda: fleet.machine.started.count("decode-0") == 3 and is_up(fleet, "decode-0"))
