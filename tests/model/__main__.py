@@ -55,11 +55,18 @@ def run(setups: Iterable[Setup], mutations: Iterable[Mutation], *, limit_s: floa
             continue
         violations += bool(found.violation)
         cut_short += not found.is_whole and not found.violation
-        ends = ", ".join(f"{count} x {end}" for end, count in sorted(found.ends.items()))
-        how = found.violation or (f"ends: {ends}" if found.is_whole else "CUT SHORT by its time")
-        print(f"{found.states:9d} states  {found.seconds:6.1f} s  {name}: {how}", flush=True)
+        print(f"{found.states:9d} states  {found.seconds:6.1f} s  {name}: {_in_short(found)}", flush=True)
         print("".join(f"    {step}\n" for step in found.story), end="", flush=True)
     return Summary(states, violations, caught, total, cut_short)
+
+
+def _in_short(found: Found) -> str:
+    if found.violation:
+        return f"VIOLATED {found.violation}"
+    if not found.is_whole:
+        return "CUT SHORT by its time"
+    ends = ", ".join(f"{count} x {end}" for end, count in sorted(found.ends.items()))
+    return f"replies of {', '.join(found.replies)}; ends: {ends}"
 
 
 def _all_found(setups: list[Setup], mutated: set[str], limit_s: float, processes: int) -> Iterator[tuple[str, Found]]:

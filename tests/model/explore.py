@@ -26,6 +26,8 @@ class Found:
     seconds: float = 0.0
     ends: Counter[str] = field(default_factory=Counter)
     """How the runs end that do."""
+    replies: list[str] = field(default_factory=list)
+    """Kinds of replies that were given."""
 
 
 def moves(model: Model, state: State) -> Iterator[Move]:
@@ -87,11 +89,12 @@ def explore(model: Model, *, limit_s: float, goal: int = 10**9) -> Found:
                 found.violation = str(violated)
             if found.violation:
                 found.story = _story(model, first, before, hash(state))
+                found.violation = found.story[-1]
                 found.states, found.seconds = len(before), time.monotonic() - began
                 return found
         layer = following
         found.is_whole = time.monotonic() - began < limit_s and len(before) < goal
-    found.is_whole = not layer
+    found.is_whole, found.replies = not layer, sorted(model.replies)
     found.states, found.seconds = len(before), time.monotonic() - began
     return found
 
@@ -123,7 +126,7 @@ def _story(model: Model, first: State, before: dict[int, int], last: int) -> lis
         if not list(moves(model, state)):
             _ending(model, state)
     except Violated as violated:
-        story.append(f"VIOLATED {violated}")
+        story.append(str(violated))
     return story
 
 

@@ -144,7 +144,10 @@ def _do(model: Model, state: State, number: int, does: Does, stale: int) -> Iter
             left = _with(state, number, session._replace(leg=None)) if ticket == requests.CURRENT else state
             yield from (answered(left, each) for each in model.cores.end_leg(state.core, number, engine))
         case Leaves(versions=versions, is_single=is_single):
-            check_reply(session.told, versions, is_single=is_single, is_kept=model.requests.kept[session.request])
+            is_kept = model.requests.kept[session.request]
+            check_reply(session.told, versions, is_single=is_single, is_kept=is_kept)
+            said = "kept" if is_kept else "+".join(versions)
+            model.replies.add(said if session.told else "an error")
             gate = next((each.gate for each in reversed(session.mailbox) if isinstance(each, GateMoved)), session.gate)
             over = no_request(session)._replace(gate=gate)
             yield from (answered(_with(state, number, over), each) for each in model.cores.leave(state.core, number))

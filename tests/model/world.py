@@ -168,6 +168,8 @@ class Model:
         self.coordinators = Coordinators(limits)
         self.cores = Cores()
         self.requests = Requests(**flow_rules)
+        self.replies: set[str] = set()
+        """What kinds of replies were seen: the versions that they say they are of."""
 
     def first(self) -> State:
         position = freeze(first_position(1, FIRST_VERSION, {"version": FIRST_VERSION}))
