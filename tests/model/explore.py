@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tests.model.control import control_moves, opened, urgent_moves
+from tests.model.at_engine import opened
+from tests.model.control import control_moves, urgent_moves
 from tests.model.faults import fault_moves, news_moves, touched_by
 from tests.model.fleet import ENGINES
 from tests.model.traffic import Move, local_moves, traffic_moves

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 
-from tests.model.control import coordinate
 from tests.model.coordinator import Event
 from tests.model.core import restarted_core
 from tests.model.engine import booted, ended
 from tests.model.fleet import ENGINES, POOL_NUMBER, ROUTER_NUMBER
 from tests.model.invariants import check_fences
+from tests.model.steps import coordinate
 from tests.model.traffic import Move, answered, fail_legs, no_request, with_engine
 from tests.model.world import Model, News, Session, State
 
