@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from orchestrator.weights.acts import Load
 from tests.model.coordinator import Event
@@ -21,12 +22,11 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
         yield from reply(model, state, Event("lost", number), ": nobody is there", is_awaited=is_awaited)
         return
     legs = len(legs_at(state, number))
-    is_load = command.ask[0] is Load
+    at_once = model.removed == "pause answer before the next step"
     ends: list[LoadEnd] = ["done"]
-    if is_load and model.setup.fault == "load" and state.faults:
+    if command.ask[0] is Load and model.setup.fault == "load" and state.faults:
         ends += ["untouched", "torn"]
     for end in ends:
-        at_once = model.removed == "pause answer before the next step"
         done = obey(
             engine._replace(blocks=frozenset()), number, command.attempt, command.ask, legs=legs,
             is_quiet=is_quiet(state, number) and not at_once, end=end,
@@ -53,8 +53,7 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
 
 
 def _as_if_paused(told: Event, engine: Engine) -> Event:
-    facts = read(told.value)
-    return told._replace(value=freeze(facts.__class__(**{**vars(facts), "paused": engine.paused != "no"})))
+    return told._replace(value=freeze(replace(read(told.value), paused=engine.paused != "no")))
 
 
 def is_quiet(state: State, number: int) -> bool:

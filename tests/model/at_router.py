@@ -1,4 +1,4 @@
-"""Commands at the router: what its shell does with them, in the words of `router/io/admin.py`, on the real dispatcher."""
+"""Commands at the router: its shell as `router/io/admin.py` and `crew.py` have it, on the real dispatcher."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ BOUNDS = """\
 - coordinator, router, store, load: 2 sessions of 1 turn, 1 update
 - engine, and restart behind the port: 1 session of 1 turn, 1 update
 - rolling does not look at the in-flight mode: those beside readmit without a fault only, 1 session of 1 turn, 1 update
-- time-outs of the coordinator come only when nothing is on its way between it and the others"""
+- updates are asked for, and time-outs of the coordinator come, when nothing is on its way between it and the others"""
 
 
 def every_setup() -> list[Setup]:
