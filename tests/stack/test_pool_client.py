@@ -82,7 +82,7 @@ def test_a31_what_a_master_does_not_confirm_is_not_believed(pool: PoolClient) ->
 
 def test_an_interpreter_without_mooncake_says_so(pool: PoolClient, tmp_path: Path) -> None:
     bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n')
     bare.chmod(0o755)
     without = PoolClient(python=str(bare), master_address=pool.master_address, metrics_url=pool.metrics_url)
     with pytest.raises(PoolCallFailed, match="No module named 'mooncake'"):

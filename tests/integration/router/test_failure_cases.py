@@ -151,11 +151,11 @@ def test_a15_a_stream_on_a_lost_replica_goes_on_while_bytes_come_and_ends_when_i
 
 def test_a15_a_busy_replica_survives_slow_probes_and_an_idle_one_does_not() -> None:
     async def case() -> None:
-        async with bench(probe_timeout_s=0.2, probe_failures=2) as made:
+        async with bench(probe_timeout_s=0.6, probe_failures=2) as made:
             decode = made.decode[0]
-            decode.tokens, decode.token_s, decode.health_s = ["t"] * 14, 0.1, 5.0
+            decode.tokens, decode.token_s, decode.health_s = ["t"] * 32, 0.1, 5.0
             answer = made.start(stream=True)
-            await until(lambda: len(decode.sent_at) == 12)
+            await until(lambda: len(decode.sent_at) == 30, timeout_s=20)
             assert await made.metric("replica_up", replica=decode.name) == 1
             assert (await answer).status == 200
             await until(lambda: not made.is_usable(decode.name))

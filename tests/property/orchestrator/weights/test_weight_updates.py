@@ -12,6 +12,9 @@ from connectors.types import Role
 from orchestrator.spec.weights import InFlightMode, Strategy
 from tests.property.orchestrator.weights.world import ALL_FAULTS, NO_FAULTS, Faults, World
 
+# Seconds of computing, which may take a minute beside engines.
+pytestmark = pytest.mark.timeout(300)
+
 FLEETS: list[list[Role]] = [
     ["prefill", "prefill", "decode", "decode"],
     ["prefill", "prefill", "decode", "decode", "decode"],
