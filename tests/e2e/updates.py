@@ -96,9 +96,12 @@ class Control:
 @contextmanager
 def control_plane(headrace: Headrace) -> Iterator[Control]:
     control = Control(headrace)
-    control.start()
-    yield control
-    control.kill()
+    with control.client:
+        control.start()
+        try:
+            yield control
+        finally:
+            control.kill()
 
 
 def two_checkpoints(tiny_model: Path) -> tuple[Path, Path]:
