@@ -1,0 +1,88 @@
+"""Plays a schedule on a fleet and returns what came of it. `check.py` and `test_stale.py` call it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.stale.client import Clients
+from tests.stale.fleet import Fleet
+from tests.stale.judge import Reply
+from tests.stale.schedule import Ask, Round, Schedule
+
+SETTLE_S = 1.0
+"""Between rounds: blocks are saved behind a reply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    schedule: Schedule
+    replies: tuple[Reply, ...]
+    pool_hits: int
+    """Prompt tokens that prefill engines read from the pool."""
+    seconds: float
+
+    def __str__(self) -> str:
+        outcomes = Counter(reply.outcome for reply in self.replies)
+        mixed = sum(1 for reply in self.replies if reply.outcome == "whole" and not reply.single_version)
+        return (
+            f"schedule {self.schedule.seed} ({self.schedule}): {outcomes['whole']} whole, {mixed} of them mixed, "
+            f"{outcomes['left']} left, {outcomes['refused']} refused, {self.pool_hits} tokens from the pool, "
+            f"{self.seconds:.0f} s"
+        )
+
+
+async def play(schedule: Schedule, fleet: Fleet) -> Played:
+    """One round after the other."""
+    began = time.monotonic()
+    clients = Clients(fleet.url, schedule.seed)
+    hits = _Hits(fleet)
+    for each in schedule.rounds:
+        await _play_round(each, fleet, clients)
+        await asyncio.sleep(SETTLE_S)
+        await asyncio.to_thread(hits.look)
+    return Played(
+        schedule=schedule,
+        replies=tuple(clients.replies),
+        pool_hits=hits.total,
+        seconds=time.monotonic() - began,
+    )
+
+
+async def _play_round(each: Round, fleet: Fleet, clients: Clients) -> None:
+    async with asyncio.TaskGroup() as tasks:
+        for ask in each.asks:
+            tasks.create_task(_ask(clients, ask))
+        if (update := each.update) is not None:
+            tasks.create_task(_act(update.starts_s, lambda: fleet.update(update)))
+        if (fault := each.fault) is not None:
+            tasks.create_task(_act(fault.starts_s, lambda: fleet.suffer(fault)))
+
+
+async def _ask(clients: Clients, ask: Ask) -> None:
+    await asyncio.sleep(ask.starts_s)
+    await clients.ask(ask)
+
+
+async def _act(starts_s: float, act: Callable[[], None]) -> None:
+    await asyncio.sleep(starts_s)
+    await asyncio.to_thread(act)
+
+
+class _Hits:
+    """Adds up counters that begin anew with each life of an engine."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self._seen = fleet.pool_hits()
+        self.total = 0
+
+    def look(self) -> None:
+        now = self._fleet.pool_hits()
+        for name, count in now.items():
+            before = self._seen.get(name, 0.0)
+            self.total += int(count - before if count >= before else count)
+        self._seen = now
