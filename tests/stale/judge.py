@@ -90,28 +90,29 @@ def judge(reply: Reply, reference: Sequence[float]) -> Stale | None:
     return Stale(reply=reply, off_by=max(apart), at=next(place for place, far in enumerate(apart) if far > TOLERANCE))
 
 
-def hits_across_epochs(replies: Sequence[Reply]) -> int:
-    """Cached prompt tokens that no request of the same epoch and salt can have left behind.
+def hits_across_epochs(replies: Sequence[Reply], everything: Sequence[Reply]) -> int:
+    """Cached prompt tokens that nothing of the same epoch and salt in `everything` can have left behind.
 
     A request that does not say its epochs may have run in any.
     """
-    return sum(max(0, reply.cached_tokens - _known(reply, replies)) for reply in replies if reply.judged)
+    return sum(max(0, reply.cached_tokens - _known(reply, everything)) for reply in replies if reply.judged)
 
 
-def crossings(replies: Sequence[Reply]) -> int:
-    """Replies that a cache without epochs would have given hits, and this epoch could not: without them the count of
-    hits across epochs says nothing."""
-    return sum(1 for reply in replies if reply.judged and not _known(reply, replies) and _known_before(reply, replies))
+def crossings(replies: Sequence[Reply], everything: Sequence[Reply]) -> int:
+    """Replies to which a cache without epochs would have given hits, and their own epoch could not: without them the
+    count of hits across epochs says nothing."""
+    chances = (reply for reply in replies if reply.judged and not _known(reply, everything))
+    return sum(1 for reply in chances if _known_before(reply, everything))
 
 
-def _known(reply: Reply, replies: Sequence[Reply]) -> int:
+def _known(reply: Reply, everything: Sequence[Reply]) -> int:
     """Prompt tokens, in whole blocks, that requests which may have run in the reply's epoch had in common with it."""
-    return _longest(reply, [other for other in replies if not other.epochs or reply.epochs[0] in other.epochs])
+    return _longest(reply, [other for other in everything if not other.epochs or reply.epochs[0] in other.epochs])
 
 
-def _known_before(reply: Reply, replies: Sequence[Reply]) -> int:
+def _known_before(reply: Reply, everything: Sequence[Reply]) -> int:
     """The same, of requests that ended before it began."""
-    return _longest(reply, [other for other in replies if other.ended_s < reply.started_s])
+    return _longest(reply, [other for other in everything if other.ended_s < reply.started_s])
 
 
 def _longest(reply: Reply, others: Sequence[Reply]) -> int:

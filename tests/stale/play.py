@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from tests.stale.client import Clients
 from tests.stale.fleet import Fleet
 from tests.stale.judge import Reply
-from tests.stale.schedule import Ask, Round, Schedule
+from tests.stale.schedule import Ask, Fault, Round, Schedule, Update
 
 SETTLE_S = 1.0
 """Between rounds: blocks are saved behind a reply."""
@@ -23,6 +22,8 @@ class Played:
     replies: tuple[Reply, ...]
     pool_hits: int
     """Prompt tokens that prefill engines read from the pool."""
+    update_s: tuple[float, ...]
+    """How long each update took."""
     seconds: float
 
     def __str__(self) -> str:
@@ -31,7 +32,7 @@ class Played:
         return (
             f"schedule {self.schedule.seed} ({self.schedule}): {outcomes['whole']} whole, {mixed} of them mixed, "
             f"{outcomes['left']} left, {outcomes['refused']} refused, {self.pool_hits} tokens from the pool, "
-            f"{self.seconds:.0f} s"
+            f"updates {' + '.join(f'{each:.0f}' for each in self.update_s)} of {self.seconds:.0f} s"
         )
 
 
@@ -40,26 +41,28 @@ async def play(schedule: Schedule, fleet: Fleet) -> Played:
     began = time.monotonic()
     clients = Clients(fleet.url, schedule.seed)
     hits = _Hits(fleet)
+    update_s: list[float] = []
     for each in schedule.rounds:
-        await _play_round(each, fleet, clients)
+        await _play_round(each, fleet, clients, update_s)
         await asyncio.sleep(SETTLE_S)
         await asyncio.to_thread(hits.look)
     return Played(
         schedule=schedule,
         replies=tuple(clients.replies),
         pool_hits=hits.total,
+        update_s=tuple(update_s),
         seconds=time.monotonic() - began,
     )
 
 
-async def _play_round(each: Round, fleet: Fleet, clients: Clients) -> None:
+async def _play_round(each: Round, fleet: Fleet, clients: Clients, update_s: list[float]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for ask in each.asks:
             tasks.create_task(_ask(clients, ask))
         if (update := each.update) is not None:
-            tasks.create_task(_act(update.starts_s, lambda: fleet.update(update)))
+            tasks.create_task(_update(fleet, update, update_s))
         if (fault := each.fault) is not None:
-            tasks.create_task(_act(fault.starts_s, lambda: fleet.suffer(fault)))
+            tasks.create_task(_suffer(fleet, fault))
 
 
 async def _ask(clients: Clients, ask: Ask) -> None:
@@ -67,9 +70,16 @@ async def _ask(clients: Clients, ask: Ask) -> None:
     await clients.ask(ask)
 
 
-async def _act(starts_s: float, act: Callable[[], None]) -> None:
-    await asyncio.sleep(starts_s)
-    await asyncio.to_thread(act)
+async def _update(fleet: Fleet, update: Update, update_s: list[float]) -> None:
+    await asyncio.sleep(update.starts_s)
+    began = time.monotonic()
+    await asyncio.to_thread(fleet.update, update)
+    update_s.append(time.monotonic() - began)
+
+
+async def _suffer(fleet: Fleet, fault: Fault) -> None:
+    await asyncio.sleep(fault.starts_s)
+    await asyncio.to_thread(fleet.suffer, fault)
 
 
 class _Hits:

@@ -22,8 +22,8 @@ SESSIONS = 6
 COMMON = tuple((place * 37 + 11) % 250 + 1 for place in range(3 * BLOCK))
 """A beginning that sessions of all schedules share: the pool has it in every epoch that was."""
 LONGEST_COMPLETION = 40
-LEASE_S = 30
-"""Of a handoff."""
+LEASE_S = 15
+"""Of a handoff. A prefill engine's pause lasts until those that nobody will read have run out."""
 STALL_S = LEASE_S + 3.0
 
 

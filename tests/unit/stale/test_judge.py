@@ -40,6 +40,14 @@ NEXT_EPOCH = replace(AGAIN, epochs=(2,), versions=("weights-1-push-1",))
 LEFT = replace(FIRST, outcome="left", token_ids=(), logprobs=(), epochs=(), versions=(), single_version=False)
 
 
+def across(replies: list[Reply]) -> int:
+    return hits_across_epochs(replies, replies)
+
+
+def chances(replies: list[Reply]) -> int:
+    return crossings(replies, replies)
+
+
 def test_a_reply_is_held_against_the_reference_token_by_token() -> None:
     assert judge(FIRST, [-1.00005, -2.0, -3.0]) is None
     verdict = judge(FIRST, [-1.0, -2.5, -3.0])
@@ -48,26 +56,26 @@ def test_a_reply_is_held_against_the_reference_token_by_token() -> None:
 
 
 def test_hits_of_the_same_epoch_are_no_hits_across() -> None:
-    assert hits_across_epochs([FIRST, AGAIN]) == 0
+    assert across([FIRST, AGAIN]) == 0
     longer = replace(AGAIN, prompt=(*PROMPT, *FIRST.token_ids, *range(100, 150)), cached_tokens=3 * BLOCK)
-    assert hits_across_epochs([FIRST, longer]) == 0
+    assert across([FIRST, longer]) == 0
 
 
 def test_what_only_another_epoch_knew_is_counted() -> None:
-    assert hits_across_epochs([FIRST, NEXT_EPOCH]) == 3 * BLOCK
-    assert hits_across_epochs([FIRST, replace(AGAIN, ask=replace(ASK, salt="of-a-client"))]) == 3 * BLOCK
+    assert across([FIRST, NEXT_EPOCH]) == 3 * BLOCK
+    assert across([FIRST, replace(AGAIN, ask=replace(ASK, salt="of-a-client"))]) == 3 * BLOCK
 
 
 def test_a_request_that_does_not_say_its_epoch_may_have_run_in_any() -> None:
-    assert hits_across_epochs([LEFT, NEXT_EPOCH]) == 0
-    assert hits_across_epochs([replace(LEFT, started_s=9.0), NEXT_EPOCH]) == 3 * BLOCK
+    assert across([LEFT, NEXT_EPOCH]) == 0
+    assert across([replace(LEFT, started_s=9.0), NEXT_EPOCH]) == 3 * BLOCK
 
 
 def test_a_crossing_is_a_prompt_that_another_epoch_knew_and_this_one_did_not() -> None:
     cold = replace(NEXT_EPOCH, cached_tokens=0)
-    assert crossings([FIRST, AGAIN]) == 0
-    assert crossings([FIRST, cold]) == 1
-    assert crossings([cold]) == 0
+    assert chances([FIRST, AGAIN]) == 0
+    assert chances([FIRST, cold]) == 1
+    assert chances([cold]) == 0
 
 
 def test_replies_of_several_versions_are_not_judged() -> None:
