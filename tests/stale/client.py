@@ -1,4 +1,4 @@
-"""Clients of a fleet's one URL: sends the turns of sessions and keeps what comes back as `judge.Reply`s."""
+"""Clients of a fleet's one URL: sends the turns of conversations and keeps what comes back as `judge.Reply`s."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.stale.schedule import Ask
 
 
 class Clients:
-    """All sessions of one schedule."""
+    """All conversations of one schedule."""
 
     def __init__(self, url: str, schedule: int) -> None:
         self._url = url
@@ -28,12 +28,12 @@ class Clients:
 
     async def ask(self, ask: Ask) -> None:
         """Send one turn when its time has come and the turn before has ended."""
-        async with self._turns.setdefault(ask.session, asyncio.Lock()):
-            prompt = self._history.get(ask.session, ()) + ask.new_part
+        async with self._turns.setdefault(ask.talk, asyncio.Lock()):
+            prompt = self._history.get(ask.talk, ()) + ask.new_part
             call = _Call(ask, prompt)
             started_s = time.monotonic()
             outcome, detail = await self._outcome(call)
-            self._history[ask.session] = prompt + tuple(call.token_ids)
+            self._history[ask.talk] = prompt + tuple(call.token_ids)
             self.replies.append(
                 Reply(
                     schedule=self._schedule,

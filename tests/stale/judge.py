@@ -76,7 +76,7 @@ class Stale:
     def __str__(self) -> str:
         reply = self.reply
         return (
-            f"schedule {reply.schedule}, session {reply.ask.session}: off by {self.off_by:.2e} from token {self.at} of "
+            f"schedule {reply.schedule}, {reply.ask.talk}: off by {self.off_by:.2e} from token {self.at} of "
             f"{len(reply.logprobs)}; epoch {reply.epochs[0]}, {reply.versions[0]}, {reply.replicas}, prompt of "
             f"{len(reply.prompt)}, {reply.cached_tokens} cached"
         )

@@ -18,9 +18,9 @@ FaultKind = Literal["slow_store", "slow_engine"]
 WEIGHTS = 6
 """Sets of weights that there are; a fleet starts with number 0."""
 BLOCK = 32
-SESSIONS = 6
+TALKS = 6
 COMMON = tuple((place * 37 + 11) % 250 + 1 for place in range(3 * BLOCK))
-"""A beginning that sessions of all schedules share: the pool has it in every epoch that was."""
+"""A beginning that conversations of all schedules share: the pool has it in every epoch that was."""
 LONGEST_COMPLETION = 40
 LEASE_S = 15
 """Of a handoff. A prefill engine's pause lasts until those that nobody will read have run out."""
@@ -29,16 +29,19 @@ STALL_S = LEASE_S + 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class Ask:
-    """The next turn of a session."""
+    """The next turn of a conversation."""
 
+    talk: str
+    """The conversation."""
     session: str
+    """What it calls its session; under a new name it may land on other engines and read all from the pool."""
     salt: str
     """The client's own `cache_salt`; empty where it sends none."""
     new_part: tuple[int, ...]
-    """What is asked after all that the session has said and heard so far."""
+    """What is asked after all that the conversation has said and heard so far."""
     completion: int
     starts_s: float
-    """Or once the session's turn before has ended, whichever comes later."""
+    """Or once the turn before has ended, whichever comes later."""
     stream: bool
     sampling_seed: int | None
     """None: greedy."""
@@ -103,15 +106,15 @@ def make_schedule(seed: int, engines: Sequence[str], storage: str) -> Schedule:
     dice = random.Random(seed)
     first = _update(dice, stalls=dice.choice(list(engines)) if seed % 8 == 0 else "")
     second = _update(dice, stalls="")
-    sessions = [_Session(dice, f"s{seed}-{number}", number) for number in range(SESSIONS)]
+    talks = [_Talk(dice, f"s{seed}-{number}", number) for number in range(TALKS)]
     return Schedule(
         seed=seed,
         rounds=(
-            Round(asks=_asks(dice, sessions, calm=True)),
-            Round(asks=_asks(dice, sessions, calm=False), update=first, fault=_fault(dice, engines, storage)),
-            Round(asks=_asks(dice, dice.sample(sessions, 4), calm=True)),
-            Round(asks=_asks(dice, sessions, calm=False), update=second, fault=_fault(dice, engines, storage)),
-            Round(asks=_asks(dice, dice.sample(sessions, 4), calm=True)),
+            Round(asks=_asks(dice, talks, calm=True)),
+            Round(asks=_asks(dice, talks, calm=False), update=first, fault=_fault(dice, engines, storage)),
+            Round(asks=_asks(dice, dice.sample(talks, 4), calm=True)),
+            Round(asks=_asks(dice, talks, calm=False), update=second, fault=_fault(dice, engines, storage)),
+            Round(asks=_asks(dice, dice.sample(talks, 4), calm=True)),
         ),
     )
 
@@ -127,16 +130,22 @@ def _update(dice: random.Random, stalls: str) -> Update:
     )
 
 
-class _Session:
+class _Talk:
     """One conversation, and how its client behaves."""
 
     def __init__(self, dice: random.Random, name: str, number: int) -> None:
         self.name = name
-        self.salt = "of-a-client" if number == SESSIONS - 1 else ""
+        self.salt = "of-a-client" if number == TALKS - 1 else ""
         self.stream = dice.random() < 0.5
         self.sampled = dice.random() < 0.5
         self._opening = COMMON if number % 2 else ()
         self._begun = False
+        self._names = 1
+
+    def session(self, dice: random.Random) -> str:
+        if self._begun and dice.random() < 0.5:
+            self._names += 1
+        return f"{self.name}-{self._names}"
 
     def new_part(self, dice: random.Random) -> tuple[int, ...]:
         length = dice.randint(8, 60) if self._begun else dice.randint(30, 200)
@@ -145,20 +154,21 @@ class _Session:
         return (*opening, *(dice.randint(1, 250) for _ in range(length)))
 
 
-def _asks(dice: random.Random, sessions: Sequence[_Session], *, calm: bool) -> tuple[Ask, ...]:
+def _asks(dice: random.Random, talks: Sequence[_Talk], *, calm: bool) -> tuple[Ask, ...]:
     """One turn each. In a round that is not calm they come while weights move, and some clients leave."""
     return tuple(
         Ask(
-            session=session.name,
-            salt=session.salt,
-            new_part=session.new_part(dice),
+            talk=talk.name,
+            session=talk.session(dice),
+            salt=talk.salt,
+            new_part=talk.new_part(dice),
             completion=dice.randint(4, LONGEST_COMPLETION),
             starts_s=round(dice.uniform(0.0, 0.5 if calm else 2.5), 2),
-            stream=session.stream,
-            sampling_seed=dice.randint(1, 1 << 30) if session.sampled else None,
+            stream=talk.stream,
+            sampling_seed=dice.randint(1, 1 << 30) if talk.sampled else None,
             leaves_s=None if calm or dice.random() < 0.8 else round(dice.uniform(0.1, 2.0), 2),
         )
-        for session in sessions
+        for talk in talks
     )
 
 

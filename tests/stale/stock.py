@@ -37,6 +37,7 @@ OURS_IN_CHAIN = "kv_connector_module_path"
 PAUSE_MODES = {"readmit": "wait", "wait": "wait", "abort": "abort", "keep": "keep"}
 STOP_GRACE_S = 5.0
 SCENARIO = Ask(
+    talk="replica-by-replica",
     session="replica-by-replica",
     salt="",
     new_part=tuple(place * 29 % 250 + 1 for place in range(15 * BLOCK)),

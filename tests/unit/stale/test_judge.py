@@ -9,6 +9,7 @@ from tests.stale.schedule import BLOCK, Ask
 
 PROMPT = tuple(range(1, 3 * BLOCK + 9))
 ASK = Ask(
+    talk="talk",
     session="talk",
     salt="",
     new_part=PROMPT,

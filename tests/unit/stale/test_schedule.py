@@ -42,5 +42,5 @@ def test_conversations_fit_into_the_engines() -> None:
     for each in ALL:
         lengths: dict[str, int] = {}
         for ask in (ask for round_ in each.rounds for ask in round_.asks):
-            lengths[ask.session] = lengths.get(ask.session, 0) + len(ask.new_part) + ask.completion
+            lengths[ask.talk] = lengths.get(ask.talk, 0) + len(ask.new_part) + ask.completion
         assert BLOCK < max(lengths.values()) < LONGEST
