@@ -64,8 +64,9 @@ def plugin_path() -> str | None:
 
 
 def plugin_sources(folder: Path) -> dict[str, bytes]:
-    """By file name: another version of the plug-in is another plug-in."""
-    return {file.name: file.read_bytes() for file in folder.glob("*.py")}
+    """The plug-in's files and those of the transports that it uses: another version of them is another plug-in."""
+    parts = (folder, folder.with_name("weights"))
+    return {str(file.relative_to(folder.parent)): file.read_bytes() for part in parts for file in part.rglob("*.py")}
 
 
 def answer() -> dict[str, object]:
@@ -101,6 +102,7 @@ def answer() -> dict[str, object]:
         "load_failure_policy": "kv_load_failure_policy" in source_text(package, "config/kv_transfer.py"),
         "handoff_lease": '"kv_lease_duration"' in nixl,
         "middleware_flag": "middleware: list[str]" in server,
+        "weight_transfer": "weight_transfer_config" in server and "worker_extension_cls" in server,
         "plugin_path": plugin_path(),
     }
 

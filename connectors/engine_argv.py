@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from connectors.types import EngineAbilities, JsonDict, ParallelSizes, Role
+from connectors.vllm_plugin.weights.settings import BACKEND, WORKER_EXTENSION
 
 FENCE = "connectors.vllm_plugin.fence.Fence"
 """What every engine's API server loads as a middleware."""
@@ -38,6 +39,12 @@ OWNED_ARGUMENTS: Mapping[str, str] = {
 }
 """vLLM arguments that a job file may not set, with what to do instead."""
 
+WEIGHT_ARGUMENTS: Mapping[str, object] = {
+    "worker_extension_cls": WORKER_EXTENSION,
+    "weight_transfer_config": {"backend": BACKEND},
+}
+"""What an engine gets whose weights can be replaced in place."""
+
 SHARED_LAYOUT_ARGUMENTS: Mapping[str, object] = {
     "tensor_parallel_size": 1,
     "pipeline_parallel_size": 1,
@@ -57,12 +64,15 @@ HANDED_LAYOUT_ARGUMENTS = ("kv_cache_dtype", "dtype", "block_size")
 RULED_ARGUMENTS = (
     *OWNED_ARGUMENTS,
     *SHARED_LAYOUT_ARGUMENTS,
+    *WEIGHT_ARGUMENTS,
     "data_parallel_size",
+    "enable_lora",
     "enable_prefix_caching",
     "enable_scale_out",
     "kv_cache_memory_bytes",
     "kv_transfer_config",
     "middleware",
+    "quantization",
 )
 """Arguments that a rule or a default looks at by name."""
 

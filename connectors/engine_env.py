@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from connectors.mooncake import TCP_ENVIRONMENT, Protocol, transfer_port_environment
 from connectors.vllm_plugin.fence_rules import INSTANCE_VARIABLE, TOKEN_FILE_VARIABLE
+from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, LoadMode
 
 HASH_SEED = "0"
 """Any fixed value does, as long as every engine process has the same one: block hashes differ otherwise and a pool
@@ -22,6 +24,7 @@ OWNED_ENVIRONMENT: dict[str, str] = {
     "VLLM_API_KEY": "engines ask for the job's own token",
     TOKEN_FILE_VARIABLE: "the job's token file is generated",
     INSTANCE_VARIABLE: "every life of an engine names itself",
+    SETTINGS_VARIABLE: "set [weights]",
     "MOONCAKE_CONFIG_PATH": "the file is generated; set [pool]",
     **dict.fromkeys(transfer_port_environment(1, 6), "ports are planned"),
 }
@@ -47,6 +50,7 @@ UNSET_FOR_ENGINES = (
     "VLLM_USE_V2_MODEL_RUNNER",
     "VLLM_API_KEY",
     INSTANCE_VARIABLE,
+    SETTINGS_VARIABLE,
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -86,6 +90,12 @@ def store_environment(
     if protocol == "tcp":
         env |= TCP_ENVIRONMENT
     return env | transfer_port_environment(*ports)
+
+
+def weights_environment(*, mode: LoadMode, keep_copy: bool, advertised_host: str) -> dict[str, str]:
+    """What an engine gets whose weights can be replaced in place. Peers and trainers reach it by `advertised_host`."""
+    settings = {"mode": mode, "keep_copy": keep_copy, "host": advertised_host}
+    return {SETTINGS_VARIABLE: json.dumps(settings, sort_keys=True)}
 
 
 def cpu_binding(core_groups: Sequence[Sequence[int]]) -> str:

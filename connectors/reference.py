@@ -21,6 +21,7 @@ REFERENCE_ABILITIES = EngineAbilities(
     quiet_access_log=True,
     handoff_lease=True,
     middleware_flag=True,
+    weight_transfer=True,
     plugin_path="",
 )
 """Stands in where no engine is installed, so that a plan can still be looked at; such a plan is never started."""

@@ -48,6 +48,8 @@ class EngineAbilities:
     """NixlConnector reads kv_lease_duration."""
     middleware_flag: bool
     """--middleware exists: the API server loads the fence."""
+    weight_transfer: bool
+    """--weight-transfer-config and --worker-extension-cls exist: weights can be replaced in place."""
     plugin_path: str | None
     """What PYTHONPATH must be for the interpreter to find `connectors.vllm_plugin`; "" where it finds it without. None
     where the plug-in has to be installed there: the folder it lies in holds packages that would hide the engine's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,15 +147,8 @@ class StoreClient:
         return [key for key, code in zip(keys, codes, strict=True) if not code]
 
     def read(self, reads: Sequence[RangeRead]) -> None:
-        batch: list[RangeRead] = []
-        size = 0
-        for read in reads:
-            if batch and size + read.into.nbytes > CALL_BYTES:
-                self._read_batch(batch)
-                batch, size = [], 0
-            batch.append(read)
-            size += read.into.nbytes
-        self._read_batch(batch)
+        for batch in batches(reads):
+            self._read_batch(batch)
 
     def _read_batch(self, reads: Sequence[RangeRead]) -> None:
         results = self.mooncake.get_into_ranges(
@@ -178,6 +171,20 @@ class StoreClient:
     def close(self) -> None:
         self.forget_all_but(set())
         self.mooncake.close()
+
+
+def batches(reads: Iterable[RangeRead]) -> Iterator[list[RangeRead]]:
+    """As many as one call may read."""
+    batch: list[RangeRead] = []
+    size = 0
+    for read in reads:
+        if batch and size + read.into.nbytes > CALL_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(read)
+        size += read.into.nbytes
+    if batch:
+        yield batch
 
 
 def memory_of(tensor: torch.Tensor) -> Memory:

@@ -57,12 +57,14 @@ def _read_folder(folder: Path) -> ModelFacts:
         digest.update(f"{file.name}\0{stat.st_size}\0{stat.st_mtime_ns}\n".encode())
         if file.suffix in _WEIGHT_SUFFIXES:
             weight_bytes += stat.st_size
+    config = _config(folder)
     return ModelFacts(
         location=str(folder.resolve()),
         is_folder=True,
         fingerprint=digest.hexdigest()[:16],
         weight_bytes=weight_bytes,
-        attention=attention_of(_config(folder)),
+        attention=attention_of(config),
+        quantization=quantization_of(config),
     )
 
 
@@ -80,6 +82,14 @@ def attention_of(config: Mapping[str, Any]) -> Attention:
     if any(merged.get(key) for key in _OTHER_KEYS):
         return "other"
     return "mla" if merged.get(_MLA_KEY) else "full"
+
+
+def quantization_of(config: Mapping[str, Any]) -> str | None:
+    """The method that config.json names, where vLLM looks for it; "unknown" where it is quantised without a name."""
+    found = config.get("quantization_config") or config.get("compression_config")
+    if not found:
+        return None
+    return str(found.get("quant_method", "unknown")) if isinstance(found, dict) else "unknown"
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -7,11 +7,17 @@ a running engine can tell is asked after the start, by the supervisor.
 
 from __future__ import annotations
 
-from orchestrator.plan import rules_engine, rules_layout, rules_network, rules_pool
+from orchestrator.plan import rules_engine, rules_layout, rules_network, rules_pool, rules_weights
 from orchestrator.plan.rules_base import CheckInput
 from orchestrator.plan.types import Finding
 
-RULES = (*rules_engine.RULES, *rules_layout.RULES, *rules_pool.RULES, *rules_network.RULES)
+RULES = (
+    *rules_engine.RULES,
+    *rules_layout.RULES,
+    *rules_pool.RULES,
+    *rules_network.RULES,
+    *rules_weights.RULES,
+)
 
 
 def check(given: CheckInput) -> tuple[Finding, ...]:

@@ -83,12 +83,12 @@ def plan_engines(
     if pool is not None:
         files.append(_store_file(shared, pool.plan))
     files += [_socket_file(facts, engine.name, spec.name) for engine in placed]
-    has_handoff = any(role.role != "colocated" for role in roles)
+    has_nixl = spec.weights is not None or any(role.role != "colocated" for role in roles)
     return EngineUnits(
         engines=tuple(engine for engine, _ in planned),
         units=tuple(unit for _, unit in planned),
         files=tuple(files),
-        choices=(ucx_choice,) if has_handoff else (),
+        choices=(ucx_choice,) if has_nixl else (),
     )
 
 
@@ -106,6 +106,8 @@ def role_arguments(role: RoleConfig, shared: _Shared) -> JsonDict:
         chain = transfer_config(role.role, chain_parts(role, shared), shared.abilities)
     if chain is not None:
         args["kv_transfer_config"] = chain
+    if spec.weights is not None:
+        args |= engine_argv.WEIGHT_ARGUMENTS
     args["middleware"] = engine_argv.fenced(args.get("middleware"))
     return args
 
@@ -214,8 +216,13 @@ def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> d
         side_channel_port=own.side_channel[0] if own.side_channel else None,
         token_file=str(token_file(shared.facts.job_dir)),
     )
-    if own.side_channel is not None:
+    weights = shared.spec.weights
+    if own.side_channel is not None or weights is not None:
         env |= shared.ucx
+    if weights is not None:
+        env |= engine_env.weights_environment(
+            mode=weights.load_mode, keep_copy=weights.keep_copy, advertised_host=placed.node.address
+        )
     if own.store is not None:
         env |= engine_env.store_environment(
             config_path=str(shared.facts.job_dir / STORE_FILE),

@@ -51,6 +51,8 @@ class ModelFacts:
     """Changes when the files change; empty where nothing is known."""
     weight_bytes: int
     attention: Attention
+    quantization: str | None = None
+    """How the checkpoint is quantised, as its config.json names it; None where it says nothing of it."""
 
 
 @dataclass(frozen=True, kw_only=True)

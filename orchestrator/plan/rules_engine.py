@@ -159,12 +159,6 @@ def _consequence(given: CheckInput, role: RoleConfig, reading: ChainReading) -> 
     return f"; {role.role} then has no part in {' nor '.join(lacks)}" if lacks else ""
 
 
-def later_versions(given: CheckInput) -> Iterator[Finding]:
-    if given.spec.weights is not None:
-        problem = "in-place weight updates are not driven by this version"
-        yield warning("weights", problem, "the section is checked, then unused")
-
-
 def launched_here(given: CheckInput) -> Iterator[Finding]:
     if given.spec.launch.backend != "local":
         nodes = len(given.facts.nodes)
@@ -185,5 +179,4 @@ RULES = (
     one_handoff_lease,
     explicit_transfer_config,
     launched_here,
-    later_versions,
 )

@@ -159,8 +159,15 @@ class HandoffSpec(SpecModel):
 
 
 class WeightsSpec(SpecModel):
+    """How new weights reach engines that run. Without this section engines keep what they started with."""
+
     transport: Literal["store", "nixl", "path"] = "path"
+    """From a Mooncake volume, from the trainer's own shards, or from a directory that every node can read."""
     load_mode: Literal["cpu_prefetch", "gpu_fetch"] = "gpu_fetch"
+    """"gpu_fetch": straight into the parameters. "cpu_prefetch": into host memory while the engine generates, then
+    into the parameters: a shorter pause, for one more copy of the weights in host memory."""
+    keep_copy: bool = True
+    """Whether "cpu_prefetch" keeps its copy between updates. Pinning that much memory anew takes many seconds."""
     strategy: Literal["barrier", "rolling"] = "barrier"
     in_flight: Literal["readmit", "wait", "abort", "keep"] = "readmit"
 

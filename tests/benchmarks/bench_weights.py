@@ -21,6 +21,7 @@ import torch
 from tests.benchmarks.figures import Figure, result_line
 from tests.benchmarks.processes import BenchmarkError
 from tests.benchmarks.weights.goals import GOALS
+from tests.benchmarks.weights.outputs import measure_outputs
 from tests.benchmarks.weights.parts import (
     TRANSPORTS,
     Scale,
@@ -31,12 +32,14 @@ from tests.benchmarks.weights.parts import (
     say,
 )
 from tests.benchmarks.weights.shapes import SHAPES
+from tests.benchmarks.weights.trainer import IN_HOST
 
 PARTS: dict[str, Callable[[Scale], list[Figure]]] = {
     "transports": measure_transports,
     "nixl": measure_nixl,
     "gpu_fetch": measure_gpu_fetch,
     "cpu_prefetch": measure_prefetch,
+    "outputs": measure_outputs,
 }
 
 
@@ -51,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 shape="tiny" if arguments.quick else arguments.shape,
                 device="cuda" if torch.cuda.is_available() else "cpu",
                 folder=Path(folder),
-                transports=tuple(arguments.transports),
+                transports=tuple(arguments.transports or _usual_transports()),
             )
             _run(scale, arguments.only, began)
     except BenchmarkError as error:
@@ -79,6 +82,11 @@ def _run(scale: Scale, names: Sequence[str], began: float) -> None:
     say(result_line(figures, GOALS))
 
 
+def _usual_transports() -> Sequence[str]:
+    """On a CPU all trainers are in host memory."""
+    return [each for each in TRANSPORTS if each != IN_HOST or torch.cuda.is_available()]
+
+
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make bench-weights", description="Compare weight loads with plain transfers."
@@ -87,7 +95,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--shape", choices=list(SHAPES), default="1gb")
     parser.add_argument("--quick", action="store_true", help="one round of a tiny model: does it run?")
     parser.add_argument("--only", nargs="+", choices=list(PARTS), default=list(PARTS), metavar="PART")
-    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, metavar="TRANSPORT")
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, metavar="TRANSPORT")
     parser.add_argument(
         "--folder", default="/dev/shm", help="for versions and logs; a disk here is measured with the loads"
     )

@@ -17,14 +17,17 @@ from typing import Any
 import httpx
 import pytest
 
+from connectors.engine_client import CommandOrder, EngineClient
 from monitoring.dashboards.overview import overview
 from monitoring.dashboards.panels import expressions
-from tests.e2e.conversations import WITH_DECODE_SAVES, Measured, Turns, assert_same, measure
+from tests.e2e.conversations import WITH_DECODE_SAVES, Measured, Turns, assert_same, first_turns, measure
 from tests.e2e.harness import (
     CALL_TIMEOUT_S,
     POOL_BYTES,
     UP_TIMEOUT_S,
     Headrace,
+    engine_url,
+    job_token,
     metric,
     run_pids,
     split_job,
@@ -78,7 +81,8 @@ def _answers(url: str) -> bool:
 @pytest.fixture(scope="module")
 def job(control: str, headrace: Headrace, tiny_model: Path) -> Iterator[dict[str, Any]]:
     """The job's status once it is ready; stopped over HTTP at the end, with nothing left of it."""
-    code, started = curl("-X", "POST", f"{control}/jobs", body=split_job(NAME, tiny_model, ROUTER_PORT))
+    table = split_job(NAME, tiny_model, ROUTER_PORT, weights={})
+    code, started = curl("-X", "POST", f"{control}/jobs", body=table)
     assert code == 202, started
     assert (started["name"], started["phase"]) == (NAME, "starting")
     try:
@@ -191,3 +195,26 @@ def test_processes_carry_the_run_mark(headrace: Headrace, job: dict[str, Any]) -
     marks = {Path(f"/proc/{pid}/environ").read_bytes().partition(b"HEADRACE_RUN_ID=")[2][:32] for pid in leaders}
     assert len(marks) == 1
     assert leaders <= run_pids(marks.pop().decode())
+
+
+def test_an_engine_of_the_job_takes_new_weights(job: dict[str, Any], tiny_model: Path, reference: Turns) -> None:
+    """The same ones under a name, so that the epoch still holds and the job goes on."""
+    url = engine_url(job, "decode-0")
+    source = {"transport": "path", "version": "v1", "path": str(tiny_model)}
+    with EngineClient(url, str(Path(job["directory"], "token")), timeout_s=CALL_TIMEOUT_S) as engine:
+        fence = engine.fence()
+        assert engine.weights().version is None
+        _post(job, f"{url}/pause?mode=abort&clear_cache=false")
+        answer = engine.load_weights(fence.instance, source, CommandOrder(update=1, attempt=0, step=1))
+        _post(job, f"{url}/resume")
+        assert (answer.ok, answer.error) == (True, "")
+        assert engine.fence().epoch is None
+        assert fence.epoch is not None
+        engine.confirm_epoch(fence.instance, fence.epoch, CommandOrder(update=1, attempt=0, step=2))
+        assert engine.weights().version == "v1"
+    again = first_turns(job["router"]["url"])
+    assert [answer.token_ids for answer in again] == [answer.token_ids for answer in reference.first]
+
+
+def _post(job: dict[str, Any], url: str) -> None:
+    httpx.post(url, headers=job_token(job), timeout=CALL_TIMEOUT_S, trust_env=False).raise_for_status()

@@ -45,6 +45,7 @@ def test_the_reference_is_the_installed_version() -> None:
         "load_failure_policy",
         "handoff_lease",
         "middleware_flag",
+        "weight_transfer",
         "plugin_path",
     )
     assert {name: getattr(found, name) for name in (*asked, "kv_cache_layouts")} == {

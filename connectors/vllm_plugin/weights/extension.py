@@ -11,9 +11,14 @@ from typing import Any
 
 from vllm.config import set_current_vllm_config
 
+from connectors.vllm_plugin.register import register
 from connectors.vllm_plugin.weights.backend import HeadraceWeightEngine
 from connectors.vllm_plugin.weights.rank import RankWeights, rank_of_engine
 from connectors.vllm_plugin.weights.verdict import RankReport
+
+# The entry point does the same where Headrace is installed. An interpreter that finds it by PYTHONPATH has no entry
+# points; vLLM imports this module in every worker before it looks for the backend.
+register()
 
 
 class WorkerExtension:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,10 @@ from tests.benchmarks.weights.talker import answer_questions, own_output
 
 PROMPT = list(range(2, 18))
 NEW_TOKENS = 200
+ASKED = tuple(tuple((7 * row + 3 * column + row * column) % 500 + 2 for column in range(96)) for row in range(20))
+"""Prompts whose outputs are compared; several blocks of the cache each."""
+COMPARED_TOKENS = 16
+BLOCK_SIZE = 32
 ON_A_GPU = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.3}
 """Fixed: other processes of the benchmark use the same one."""
 
@@ -34,7 +38,7 @@ class Engine:
             enforce_eager=not on_gpu,
             max_model_len=256,
             max_num_seqs=2,
-            enable_prefix_caching=False,
+            block_size=BLOCK_SIZE,
             worker_extension_cls=WORKER_EXTENSION,
             **(ON_A_GPU if on_gpu else {}),
         )
@@ -54,6 +58,22 @@ class Engine:
         began = time.perf_counter()
         self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
         return time.perf_counter() - began
+
+    def outputs(self) -> list[list[tuple[int, float]]]:
+        """Tokens and their log-probabilities of each prompt, one at a time, with its prefix in the cache: a cold run of
+        bfloat16 parts even from itself at near-ties."""
+        self._llm.reset_prefix_cache()
+        return [self._answer(prompt) for _ in range(2) for prompt in ASKED][len(ASKED) :]
+
+    def _answer(self, prompt: Sequence[int]) -> list[tuple[int, float]]:
+        from vllm import SamplingParams
+
+        sampling = SamplingParams(
+            max_tokens=COMPARED_TOKENS, ignore_eos=True, temperature=0.0, logprobs=0, detokenize=False
+        )
+        (reply,) = self._llm.generate({"prompt_token_ids": list(prompt)}, sampling, use_tqdm=False)
+        (sample,) = reply.outputs
+        return [(token, ranked[token].logprob) for token, ranked in zip(sample.token_ids, sample.logprobs, strict=True)]
 
     def generate(self, seconds: float) -> float:
         """Milliseconds per token over so many seconds."""
@@ -87,15 +107,8 @@ def main() -> None:
     replies = own_output()
     model, os.environ[SETTINGS_VARIABLE] = sys.argv[1:]
     engine = Engine(model)
-    answer_questions(
-        {
-            "command": engine.command,
-            "stock_reload": engine.stock_reload,
-            "generate": engine.generate,
-            "generate_while_prefetching": engine.generate_while_prefetching,
-        },
-        replies,
-    )
+    names = ("command", "stock_reload", "outputs", "generate", "generate_while_prefetching")
+    answer_questions({name: getattr(engine, name) for name in names}, replies)
 
 
 if __name__ == "__main__":

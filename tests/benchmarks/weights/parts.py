@@ -20,9 +20,10 @@ from tests.benchmarks.processes import free_ports
 from tests.benchmarks.weights.goals import goal_of
 from tests.benchmarks.weights.shapes import ITEM_BYTES, SHAPES
 from tests.benchmarks.weights.talker import Talker, ask_all, talking
+from tests.benchmarks.weights.trainer import IN_HOST
 from tests.stack.weights.volume import running_volume
 
-TRANSPORTS = ("nixl", "store", "path")
+TRANSPORTS = ("nixl", IN_HOST, "store", "path")
 LEASE_S = 5.0
 VOLUME_FACTOR = 3.3
 """The volume holds the version that is served, the next one, and one whose leases have not ended."""
@@ -54,7 +55,7 @@ class Scale:
     """Of the engine and of the trainer's weights: "cpu" or "cuda"."""
     folder: Path
     """For versions, logs and the model: on a tmpfs, if disks are not to be measured."""
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...]
 
     @property
     def weight_bytes(self) -> int:
@@ -93,9 +94,9 @@ class Loads:
 def measure_transports(scale: Scale) -> list[Figure]:
     """Our transports alone, without an engine. Printed; no goal of the result is about them."""
     with ExitStack() as stack:
-        trainer = stack.enter_context(_trainer(scale))
+        trainer = stack.enter_context(trainer_of(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        master = stack.enter_context(_volume(scale))
+        master = stack.enter_context(volume(scale))
         for transport in scale.transports:
             with _plain_transfer(trainer, reader, transport) as plain:
                 for number in range(scale.rounds + 1):
@@ -114,10 +115,11 @@ def measure_gpu_fetch(scale: Scale) -> list[Figure]:
     """Straight into the parameters: time, memory, planning."""
     loads: dict[str, Loads] = {}
     with ExitStack() as stack:
-        trainer = stack.enter_context(_trainer(scale))
+        trainer = stack.enter_context(trainer_of(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        engine = stack.enter_context(_engine(scale, trainer, {"mode": "gpu_fetch"}, {}))
-        master = stack.enter_context(_volume(scale))
+        checkpoint = trainer.ask("publish", transport="path", version="start")
+        engine = stack.enter_context(engine_on(scale, checkpoint, {"mode": "gpu_fetch"}, {}))
+        master = stack.enter_context(volume(scale))
         for transport in scale.transports:
             with _plain_transfer(trainer, reader, transport) as plain:
                 loads[transport] = _load_rounds(scale, transport, trainer, reader, engine, master, plain)
@@ -151,7 +153,7 @@ def _load_rounds(
 
 
 def _fetch_figures(scale: Scale, loads: Mapping[str, Loads]) -> list[Figure]:
-    measured = [each for each in ("nixl", "store") if each in loads]
+    measured = [each for each in loads if each != "path"]
     if not measured:
         return []
     slowest = max(measured, key=lambda transport: loads[transport].ratio)
@@ -188,9 +190,10 @@ def measure_prefetch(scale: Scale) -> list[Figure]:
         environment["VLLM_CPU_OMP_THREADS_BIND"] = "0"
     pauses, alone, meanwhile, plain, prefetches = [], [], [], [], []
     with ExitStack() as stack:
-        trainer = stack.enter_context(_trainer(scale))
+        trainer = stack.enter_context(trainer_of(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        engine = stack.enter_context(_engine(scale, trainer, settings, environment))
+        checkpoint = trainer.ask("publish", transport="path", version="start")
+        engine = stack.enter_context(engine_on(scale, checkpoint, settings, environment))
         for number in range(scale.rounds + 1):
             source = trainer.ask("publish", transport="nixl", version=f"{number}")
             before = engine.ask("generate", seconds=GENERATE_S)
@@ -255,10 +258,10 @@ def say(text: str) -> None:
 @contextmanager
 def _plain_transfer(trainer: Talker, reader: Talker, transport: str) -> Iterator[Any]:
     """A function of a source: the seconds of one plain transfer of as many bytes by the same transport."""
-    if transport != "nixl":
+    if transport not in ("nixl", IN_HOST):
         yield lambda source: reader.ask(transport, source=source)
         return
-    offer = trainer.ask("offer_plainly")
+    offer = trainer.ask("offer_plainly", transport=transport)
     try:
         yield lambda _source: reader.ask("nixl", offer=offer)
     finally:
@@ -267,13 +270,20 @@ def _plain_transfer(trainer: Talker, reader: Talker, transport: str) -> Iterator
 
 
 @contextmanager
-def _volume(scale: Scale) -> Iterator[str]:
+def volume(scale: Scale) -> Iterator[str]:
+    """The address of its master; nothing where no part of the run needs one."""
+    if "store" not in scale.transports:
+        yield ""
+        return
     capacity = int(VOLUME_FACTOR * scale.weight_bytes) + (64 << 20)
     with running_volume(scale.folder, capacity_bytes=capacity, lease_s=LEASE_S) as running:
         yield running.volume.master
 
 
-def _trainer(scale: Scale) -> Any:
+def trainer_of(scale: Scale) -> Any:
+    model = scale.folder / "model"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(SHAPES[scale.shape].config()), encoding="utf-8")
     arguments = [scale.shape, scale.device, str(scale.folder)]
     return talking("trainer", "trainer", arguments, folder=scale.folder, environment=scale.ucx)
 
@@ -291,11 +301,10 @@ def _reader(scale: Scale, name: str, rank: int, ranks: int) -> Any:
     return talking(name, "plain", arguments, folder=scale.folder, environment=scale.ucx)
 
 
-def _engine(scale: Scale, trainer: Talker, settings: Mapping[str, Any], environment: Mapping[str, str]) -> Any:
-    model = scale.folder / "model"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(SHAPES[scale.shape].config()), encoding="utf-8")
-    checkpoint = trainer.ask("publish", transport="path", version=f"start-{settings['mode']}")
+def engine_on(
+    scale: Scale, checkpoint: Mapping[str, Any], settings: Mapping[str, Any], environment: Mapping[str, str]
+) -> Any:
+    """An engine that starts with a published version."""
     arguments = [checkpoint["path"], json.dumps(settings)]
     on_device = CPU_ENGINE if scale.device == "cpu" else {}
     everything = {**ENGINE, **on_device, **scale.ucx, **environment}

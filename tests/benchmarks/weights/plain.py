@@ -17,7 +17,7 @@ import torch
 from connectors.vllm_plugin.weights.settings import WeightSettings
 from connectors.vllm_plugin.weights.transports import make_transport
 from connectors.weights.source import Target, Transport
-from connectors.weights.store_client import RangeRead, StoreClient, Volume
+from connectors.weights.store_client import RangeRead, StoreClient, Volume, batches
 from connectors.weights.store_layout import Manifest
 from connectors.weights.tensors import Piece
 from tests.benchmarks.weights.shapes import SHAPES, Shape
@@ -42,13 +42,13 @@ class Reader:
 
     def memcpy(self) -> float:
         """Tensor by tensor, from host memory (pinned where there is a GPU)."""
-        pinned = torch.cuda.is_available()
-        targets = [target.into for group in self._targets for target in group]
-        sources = [torch.ones(into.shape, dtype=into.dtype, pin_memory=pinned) for into in targets]
+        targets = [target.into.view(-1).view(torch.uint8) for group in self._targets for target in group]
+        source = self._host if self._memory.is_cuda else torch.ones_like(self._memory)
+        sources = source.split([into.nbytes for into in targets])
         self._synchronize()
         began = time.perf_counter()
-        for into, source in zip(targets, sources, strict=True):
-            into.copy_(source, non_blocking=True)
+        for into, part in zip(targets, sources, strict=True):
+            into.copy_(part, non_blocking=True)
         self._synchronize()
         return time.perf_counter() - began
 
@@ -69,7 +69,7 @@ class Reader:
         self._nixl = None
 
     def store(self, source: Mapping[str, Any]) -> float:
-        """All objects of a version by one `batch_get_into`."""
+        """All objects of a version by `batch_get_into`, as much in one call as ends within their lease."""
         if self._store is None:
             volume = Volume(master=source["master"], protocol="tcp", host=None, devices=(), lend_bytes=0)
             self._store = StoreClient(volume)
@@ -81,11 +81,11 @@ class Reader:
                 nbytes = _nbytes(stored.shape, meta.dtype)
                 reads.append(RangeRead(stored.key, 0, self._host[start : start + nbytes]))
                 start += nbytes
-        keys = [read.key for read in reads]
-        pointers, sizes = [read.into.data_ptr() for read in reads], [read.into.nbytes for read in reads]
         began = time.perf_counter()
-        if self._store.mooncake.batch_get_into(keys, pointers, sizes) != sizes:
-            raise RuntimeError("the plain read failed")
+        for batch in batches(reads):
+            pointers, sizes = [read.into.data_ptr() for read in batch], [read.into.nbytes for read in batch]
+            if self._store.mooncake.batch_get_into([read.key for read in batch], pointers, sizes) != sizes:
+                raise RuntimeError("the plain read failed")
         self._to_device()
         return time.perf_counter() - began
 

@@ -26,12 +26,17 @@ from tests.benchmarks.weights.shapes import SHAPES, Shape
 from tests.benchmarks.weights.talker import answer_questions, own_output
 
 HOST = "127.0.0.1"
+IN_HOST = "nixl_host"
+"""NIXL from a copy of the weights in the trainer's host memory."""
 
 
 class Trainer:
     def __init__(self, shape: Shape, device: str, folder: Path) -> None:
         self._folder = folder
+        self._shape = shape
         self._weights = _random_weights(shape, device)
+        self._in_host: dict[str, torch.Tensor] = {}
+        """A copy of the weights in host memory, pinned where there is a GPU: what a trainer that offloads has."""
         self._publishers: dict[str, Publisher] = {}
         self._publication: Publication | None = None
         self._plain: Any = None
@@ -39,20 +44,29 @@ class Trainer:
     def publish(self, transport: str, version: str, master: str = "") -> Mapping[str, Any]:
         if transport not in self._publishers:
             self._publishers[transport] = self._publisher(transport, master)
-        self._publication = self._publishers[transport].publish(self._weights, version)
+        weights = self._copy_in_host() if transport == IN_HOST else self._weights
+        self._publication = self._publishers[transport].publish(weights, version)
         return self._publication.source
+
+    def reseed(self, seed: int) -> None:
+        """Other weights, the same ones for the same seed."""
+        torch.manual_seed(seed)
+        for tensor in self._weights.values():
+            _randomize(tensor, self._shape)
 
     def done(self, readers: int) -> None:
         assert self._publication is not None
         self._publication.wait_done(60.0, readers=readers)
 
-    def offer_plainly(self) -> Mapping[str, Any]:
+    def offer_plainly(self, transport: str) -> Mapping[str, Any]:
         """The same number of bytes in one piece, for one large NIXL read."""
         from nixl._api import nixl_agent, nixl_agent_config
 
-        device = next(iter(self._weights.values())).device
         nbytes = sum(tensor.nbytes for tensor in self._weights.values())
-        memory = torch.ones(nbytes, dtype=torch.uint8, device=device)
+        if transport == IN_HOST:
+            memory = torch.ones(nbytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        else:
+            memory = torch.ones(nbytes, dtype=torch.uint8, device=next(iter(self._weights.values())).device)
         agent = nixl_agent("plain-producer", nixl_agent_config())
         agent.register_memory([memory])
         self._plain = (agent, memory)
@@ -67,8 +81,19 @@ class Trainer:
     def withdraw(self) -> None:
         self._plain = None
 
+    def _copy_in_host(self) -> dict[str, torch.Tensor]:
+        if not self._in_host:
+            pinned = torch.cuda.is_available()
+            self._in_host = {
+                name: torch.empty_like(tensor, device="cpu", pin_memory=pinned)
+                for name, tensor in self._weights.items()
+            }
+        for name, tensor in self._weights.items():
+            self._in_host[name].copy_(tensor)
+        return self._in_host
+
     def _publisher(self, transport: str, master: str) -> Publisher:
-        if transport == "nixl":
+        if transport in ("nixl", IN_HOST):
             return NixlPublisher(host=HOST)
         if transport == "path":
             return PathPublisher(self._folder / "versions", model=self._folder / "model", keep=1)
@@ -79,15 +104,19 @@ class Trainer:
 def _random_weights(shape: Shape, device: str) -> dict[str, torch.Tensor]:
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     torch.manual_seed(0)
-    scale = shape.hidden**-0.5
     whole = {
-        name: torch.empty(size, dtype=torch.bfloat16, device=device).uniform_(-scale, scale)
+        name: _randomize(torch.empty(size, dtype=torch.bfloat16, device=device), shape)
         for name, size in shape.tensors().items()
     }
     if ranks == 1:
         return whole
     mesh = init_device_mesh(device, (ranks,))
     return {name: distribute_tensor(whole.pop(name), mesh, [Shard(0)]) for name in list(whole)}
+
+
+def _randomize(tensor: torch.Tensor, shape: Shape) -> torch.Tensor:
+    scale = shape.hidden**-0.5
+    return tensor.uniform_(-scale, scale)
 
 
 def main() -> None:
@@ -97,15 +126,8 @@ def main() -> None:
     if "WORLD_SIZE" in os.environ:
         distributed.init_process_group("gloo")
     trainer = Trainer(shape, device, folder)
-    answer_questions(
-        {
-            "publish": trainer.publish,
-            "done": trainer.done,
-            "offer_plainly": trainer.offer_plainly,
-            "withdraw": trainer.withdraw,
-        },
-        replies,
-    )
+    names = ("publish", "reseed", "done", "offer_plainly", "withdraw")
+    answer_questions({name: getattr(trainer, name) for name in names}, replies)
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_an_answer_is_typed(tmp_path: Path) -> None:
         ' "mooncake_master": null, "mooncake_client": null, "save_decode_cache": true, "kv_cache_layouts": ["A"],'
         ' "cross_layers_blocks": false, "scale_out_flag": true, "per_request_metrics": true,'
         ' "quiet_access_log": true, "load_failure_policy": true, "handoff_lease": true,'
-        ' "middleware_flag": true, "plugin_path": null}'
+        ' "middleware_flag": true, "weight_transfer": true, "plugin_path": null}'
     )
     found = ask(script(tmp_path, f"echo '{answer}'"))
     assert (found.platform, found.kv_cache_layouts, found.mooncake_master) == ("cpu", ("A",), None)
@@ -59,6 +59,11 @@ def test_layouts_are_read_from_source(tmp_path: Path) -> None:
     assert "class L" in source_text(tmp_path, "v1/*.py")
 
 
+def copy_plugin(to: Path) -> None:
+    shutil.copytree(PLUGIN, to)
+    shutil.copytree(PLUGIN.with_name("weights"), to.with_name("weights"))
+
+
 class TestPluginPath:
     """What the engine's interpreter needs to find the plug-in of this version."""
 
@@ -66,7 +71,7 @@ class TestPluginPath:
     def installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """Where the interpreter finds a plug-in; a copy of ours."""
         found = tmp_path / "site-packages" / "connectors" / "vllm_plugin"
-        shutil.copytree(PLUGIN, found)
+        copy_plugin(found)
         spec = ModuleSpec("connectors.vllm_plugin", None, is_package=True)
         spec.submodule_search_locations = [str(found)]
         monkeypatch.setattr(importlib.util, "find_spec", lambda _name: spec)
@@ -76,7 +81,7 @@ class TestPluginPath:
     def above(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """The folder of our own packages, where the interpreter does not look."""
         ours = tmp_path / "ours" / "connectors" / "vllm_plugin"
-        shutil.copytree(PLUGIN, ours)
+        copy_plugin(ours)
         monkeypatch.setattr(ask_engine, "PLUGIN", ours)
         monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
         monkeypatch.delenv("PYTHONPATH", raising=False)
@@ -85,8 +90,9 @@ class TestPluginPath:
     def test_nothing_where_this_version_is_found(self, installed: Path) -> None:
         assert plugin_path() == ""
 
-    def test_our_folder_where_another_version_is_found(self, above: Path, installed: Path) -> None:
-        (installed / "fence.py").write_text("# of last year\n")
+    @pytest.mark.parametrize("file", ["fence.py", "weights/rank.py", "../weights/source.py"])
+    def test_our_folder_where_another_version_is_found(self, above: Path, installed: Path, file: str) -> None:
+        (installed / file).write_text("# of last year\n")
         assert plugin_path() == str(above)
 
     def test_our_folder_before_what_the_shell_says(self, above: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from connectors.layout import Attention
 from orchestrator.errors import SpecError
-from orchestrator.observe.model_folder import attention_of, read_model_folder
+from orchestrator.observe.model_folder import attention_of, quantization_of, read_model_folder
 
 DENSE: dict[str, Any] = {"model_type": "qwen3", "num_attention_heads": 16, "num_key_value_heads": 8}
 
@@ -45,6 +45,20 @@ def test_attention_of(keys: dict[str, Any], attention: Attention) -> None:
 
 def test_no_config_takes_no_chances() -> None:
     assert attention_of({}) == "other"
+
+
+@pytest.mark.parametrize(
+    ("config", "method"),
+    [
+        ({}, None),
+        ({"quantization_config": None}, None),
+        ({"quantization_config": {"quant_method": "fp8"}}, "fp8"),
+        ({"compression_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization_config": {"bits": 4}}, "unknown"),
+    ],
+)
+def test_quantization_of(config: dict[str, Any], method: str | None) -> None:
+    assert quantization_of({**DENSE, **config}) == method
 
 
 def write_model(folder: Path) -> None:

@@ -36,8 +36,8 @@ def test_no_prometheus_is_a_warning_unless_monitoring_is_off() -> None:
 
 
 def test_errors_come_first() -> None:
-    plan = plan_of(pd_data(weights={}, pool={"lease_ttl": "1h"}, engine={"port": 1}))
-    assert [finding.severity for finding in plan.findings] == ["error", "warning", "warning"]
+    plan = plan_of(pd_data(pool={"lease_ttl": "1h"}, engine={"port": 1}))
+    assert [finding.severity for finding in plan.findings] == ["error", "warning"]
 
 
 def test_a_mistake_of_the_job_is_told_once_for_all_roles() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from connectors.engine_argv import FENCE
 from connectors.types import JsonDict
+from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, WORKER_EXTENSION, WeightSettings, read_settings
 from deploy.local.request import child_environment
 from deploy.unit import HttpProbe, RunContext
 from orchestrator.errors import PlanRefused
@@ -22,6 +23,7 @@ from tests.unit.orchestrator.samples import (
     connector_names,
     facts_of,
     file_text,
+    node,
     pd_data,
     plan_of,
     transfer,
@@ -102,6 +104,33 @@ class TestFence:
 
     def test_a_shell_does_not_name_instances_or_keys(self) -> None:
         assert {"HEADRACE_INSTANCE", "VLLM_API_KEY"} <= set(unit(plan_of(pd_data()), "decode-0").unset_env)
+
+
+class TestWeights:
+    """How engines that take new weights in place are started."""
+
+    def test_every_engine_of_a_job_with_weights_loads_the_plugin(self) -> None:
+        weights = {"load_mode": "cpu_prefetch", "keep_copy": False}
+        plan = plan_of(pd_data(weights=weights), facts_of(node(address="10.0.0.7")))
+        for engine in plan.engines:
+            assert argument(plan, engine.name, "--worker-extension-cls") == WORKER_EXTENSION
+            assert argument(plan, engine.name, "--weight-transfer-config") == '{"backend": "headrace"}'
+            env = unit(plan, engine.name).env
+            wanted = WeightSettings(mode="cpu_prefetch", keep_copy=False, host="10.0.0.7")
+            assert read_settings(env) == wanted
+            assert env["VLLM_SERVER_DEV_MODE"] == "1"
+
+    def test_a_job_without_them_loads_nothing_of_it(self) -> None:
+        plan = plan_of(pd_data())
+        for engine in plan.engines:
+            assert argument(plan, engine.name, "--worker-extension-cls") is None
+            assert argument(plan, engine.name, "--weight-transfer-config") is None
+            assert SETTINGS_VARIABLE not in unit(plan, engine.name).env
+
+    def test_colocated_engines_read_weights_by_ucx_too(self) -> None:
+        plan = plan_of(colocated_data(weights={}))
+        assert unit(plan, "colocated-0").env["UCX_NET_DEVICES"] == "lo"
+        assert "UCX" in {choice.subject for choice in plan.choices}
 
 
 class TestChains:

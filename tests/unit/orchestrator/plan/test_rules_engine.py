@@ -206,7 +206,3 @@ def test_a19_the_beginning_of_a_name_does_not_pass_by_its_rules() -> None:
     data = pd_data(**roles(engine={"tensor_parallel": 2}))
     field = "roles.decode.engine.tensor_parallel"
     assert_error(data, field, "is a beginning of tensor_parallel_size", "write the whole name")
-
-
-def test_weights_are_checked_and_not_driven_yet() -> None:
-    assert "not driven by this version" in warning_at(plan_of(pd_data(weights={})), "weights").problem
