@@ -11,9 +11,9 @@ PYTEST := $(BIN)/python -m pytest
 
 # Empty folders are not kept by git, and pytest refuses a folder that is not there.
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
-REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults)
+REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults tests/stale)
 
-.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo bench-router bench-weights clean
+.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo check-stale bench-router bench-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -53,6 +53,9 @@ test-full: stack lint ## every matrix and long case, with a summary of the slowe
 
 demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 leaves it up
 	@$(BIN)/python deploy/local/demo.py
+
+check-stale: stack ## random updates and faults on a real fleet: is any reply computed from stale KV? ARGS="--help" shows more
+	@$(BIN)/python -m tests.stale.check $(ARGS)
 
 bench-router: setup ## the router beside vllm-router, in about 8 minutes; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.benchmarks.bench_router $(ARGS)

@@ -14,10 +14,8 @@ from typing import Any, Protocol
 
 import httpx
 
-from connectors.vllm_plugin.weights.settings import BACKEND, WORKER_EXTENSION
 from tests.e2e.harness import (
     CALL_TIMEOUT_S,
-    ENGINE,
     EXTERNAL_HITS,
     engine_url,
     job_token,
@@ -68,7 +66,7 @@ def job() -> dict[str, Any]:
         roles=ROLES,
         handoff={"lease": LEASE_S},
         monitoring={"enabled": False},
-        engine={**ENGINE, "worker_extension_cls": WORKER_EXTENSION, "weight_transfer_config": {"backend": BACKEND}},
+        weights={},
     )
 
 
