@@ -110,14 +110,14 @@ def examine(played: Sequence[Played], scratch: Path) -> Findings:
 
 def stale_replies(replies: Sequence[Reply], scratch: Path) -> list[Stale]:
     """Of the replies that can be judged, those that are not what their weights give."""
-    asked = [
-        (reply, Question(weight_sets()[reply.weights], reply.prompt, reply.token_ids))
-        for reply in replies
-        if reply.judged
-    ]
-    answers = reference([question for _, question in asked], scratch)
-    verdicts = [judge(reply, answers[question]) for reply, question in asked]
+    asked = {reply: _questions(reply) for reply in replies if reply.judged}
+    answers = reference([question for questions in asked.values() for question in questions], scratch)
+    verdicts = [judge(reply, [answers[each] for each in questions]) for reply, questions in asked.items()]
     return [verdict for verdict in verdicts if verdict is not None]
+
+
+def _questions(reply: Reply) -> list[Question]:
+    return [Question(weight_sets()[weights], reply.prompt, reply.token_ids) for weights in reply.weights]
 
 
 def main() -> None:

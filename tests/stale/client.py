@@ -26,8 +26,8 @@ class Clients:
         self._turns: dict[str, asyncio.Lock] = {}
         self.replies: list[Reply] = []
 
-    async def ask(self, ask: Ask) -> None:
-        """Send one turn when its time has come and the turn before has ended."""
+    async def ask(self, ask: Ask, *, may_be_kept: bool) -> None:
+        """Send one turn once the turn before has ended."""
         async with self._turns.setdefault(ask.talk, asyncio.Lock()):
             prompt = self._history.get(ask.talk, ()) + ask.new_part
             call = _Call(ask, prompt)
@@ -43,6 +43,7 @@ class Clients:
                     logprobs=tuple(call.logprobs),
                     outcome=outcome,
                     detail=detail,
+                    may_be_kept=may_be_kept,
                     started_s=started_s,
                     ended_s=time.monotonic(),
                     **call.made_by(),

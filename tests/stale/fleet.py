@@ -16,6 +16,7 @@ import httpx
 
 from tests.e2e.harness import (
     CALL_TIMEOUT_S,
+    ENGINE,
     EXTERNAL_HITS,
     engine_url,
     job_token,
@@ -59,6 +60,7 @@ def weight_sets() -> list[Path]:
 
 
 def job() -> dict[str, Any]:
+    """Each engine computes in the process of its scheduler: on two cores, four further processes are in the way."""
     return split_job(
         NAME,
         weight_sets()[0],
@@ -66,6 +68,7 @@ def job() -> dict[str, Any]:
         roles=ROLES,
         handoff={"lease": LEASE_S},
         monitoring={"enabled": False},
+        engine={**ENGINE, "distributed_executor_backend": "uni"},
         weights={},
     )
 

@@ -47,6 +47,8 @@ class Reply:
     versions: tuple[str, ...]
     """Of each epoch, as the fleet names them: see `version_name`."""
     single_version: bool
+    may_be_kept: bool
+    """It met an update that lets requests live on."""
     cached_tokens: int
     """Of the prompt, that the prefill engine did not compute."""
     replicas: str
@@ -54,40 +56,51 @@ class Reply:
     ended_s: float
 
     @property
-    def judged(self) -> bool:
+    def of_one_epoch(self) -> bool:
+        """All of it: its prompt and every token."""
         return self.outcome == "whole" and self.single_version
 
     @property
-    def weights(self) -> int:
-        """Of a reply of a single version: the number of its set of weights."""
-        (version,) = self.versions
-        return weights_of(version)
+    def judged(self) -> bool:
+        """One that was run again under new weights, from the tokens that its client had, is: all KV of the second part
+        is new. One that lived on through an update has KV of both."""
+        return self.of_one_epoch or (self.outcome == "whole" and len(self.versions) > 1 and not self.may_be_kept)
+
+    @property
+    def weights(self) -> tuple[int, ...]:
+        """The numbers of the sets that it was made with, in this order."""
+        return tuple(weights_of(version) for version in self.versions)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stale:
-    """A reply whose tokens the weights that it names do not give so."""
+    """A reply whose tokens are not what the weights that it names give."""
 
     reply: Reply
-    off_by: float
     at: int
     """The first token that is off."""
+    off_by: float
 
     def __str__(self) -> str:
         reply = self.reply
         return (
             f"schedule {reply.schedule}, {reply.ask.talk}: off by {self.off_by:.2e} from token {self.at} of "
-            f"{len(reply.logprobs)}; epoch {reply.epochs[0]}, {reply.versions[0]}, {reply.replicas}, prompt of "
+            f"{len(reply.logprobs)}; epochs {reply.epochs}, {reply.versions}, {reply.replicas}, prompt of "
             f"{len(reply.prompt)}, {reply.cached_tokens} cached"
         )
 
 
-def judge(reply: Reply, reference: Sequence[float]) -> Stale | None:
-    """Hold a reply against the log-probabilities that a cache-less engine on its weights gives its tokens."""
-    apart = [abs(got - right) for got, right in zip(reply.logprobs, reference, strict=True)]
-    if max(apart) <= TOLERANCE:
-        return None
-    return Stale(reply=reply, off_by=max(apart), at=next(place for place, far in enumerate(apart) if far > TOLERANCE))
+def judge(reply: Reply, references: Sequence[Sequence[float]]) -> Stale | None:
+    """Hold a reply against the log-probabilities that a cache-less engine gives its tokens, on each of its weights: the
+    first tokens come from the first, the rest from the next."""
+    stage = 0
+    for place, got in enumerate(reply.logprobs):
+        apart = [abs(got - reference[place]) for reference in references]
+        while stage < len(references) and apart[stage] > TOLERANCE:
+            stage += 1
+        if stage == len(references):
+            return Stale(reply=reply, off_by=min(apart), at=place)
+    return None
 
 
 def hits_across_epochs(replies: Sequence[Reply], everything: Sequence[Reply]) -> int:
@@ -95,13 +108,13 @@ def hits_across_epochs(replies: Sequence[Reply], everything: Sequence[Reply]) ->
 
     A request that does not say its epochs may have run in any.
     """
-    return sum(max(0, reply.cached_tokens - _known(reply, everything)) for reply in replies if reply.judged)
+    return sum(max(0, reply.cached_tokens - _known(reply, everything)) for reply in replies if reply.of_one_epoch)
 
 
 def crossings(replies: Sequence[Reply], everything: Sequence[Reply]) -> int:
     """Replies to which a cache without epochs would have given hits, and their own epoch could not: without them the
     count of hits across epochs says nothing."""
-    chances = (reply for reply in replies if reply.judged and not _known(reply, everything))
+    chances = (reply for reply in replies if reply.of_one_epoch and not _known(reply, everything))
     return sum(1 for reply in chances if _known_before(reply, everything))
 
 

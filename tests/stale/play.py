@@ -56,18 +56,19 @@ async def play(schedule: Schedule, fleet: Fleet) -> Played:
 
 
 async def _play_round(each: Round, fleet: Fleet, clients: Clients, update_s: list[float]) -> None:
+    keeps = each.update is not None and each.update.in_flight == "keep"
     async with asyncio.TaskGroup() as tasks:
         for ask in each.asks:
-            tasks.create_task(_ask(clients, ask))
+            tasks.create_task(_ask(clients, ask, keeps))
         if (update := each.update) is not None:
             tasks.create_task(_update(fleet, update, update_s))
         if (fault := each.fault) is not None:
             tasks.create_task(_suffer(fleet, fault))
 
 
-async def _ask(clients: Clients, ask: Ask) -> None:
+async def _ask(clients: Clients, ask: Ask, keeps: bool) -> None:
     await asyncio.sleep(ask.starts_s)
-    await clients.ask(ask)
+    await clients.ask(ask, may_be_kept=keeps)
 
 
 async def _update(fleet: Fleet, update: Update, update_s: list[float]) -> None:

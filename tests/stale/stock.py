@@ -181,5 +181,5 @@ async def replica_by_replica(fleet: StockFleet) -> tuple[Reply, ...]:
         if name != prefill:
             fleet.load(name, weights, push)
     clients = Clients(fleet.url, schedule=0)
-    await clients.ask(SCENARIO)
+    await clients.ask(SCENARIO, may_be_kept=False)
     return tuple(clients.replies)

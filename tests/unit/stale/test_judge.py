@@ -30,6 +30,7 @@ FIRST = Reply(
     epochs=(1,),
     versions=("initial",),
     single_version=True,
+    may_be_kept=False,
     cached_tokens=0,
     replicas="prefill-0 > decode-0",
     started_s=0.0,
@@ -50,10 +51,17 @@ def chances(replies: list[Reply]) -> int:
 
 
 def test_a_reply_is_held_against_the_reference_token_by_token() -> None:
-    assert judge(FIRST, [-1.00005, -2.0, -3.0]) is None
-    verdict = judge(FIRST, [-1.0, -2.5, -3.0])
+    assert judge(FIRST, [[-1.00005, -2.0, -3.0]]) is None
+    verdict = judge(FIRST, [[-1.0, -2.5, -3.0]])
     assert verdict is not None
     assert (verdict.at, verdict.off_by) == (1, 0.5)
+
+
+def test_a_reply_of_two_versions_has_tokens_of_the_first_and_then_of_the_second() -> None:
+    assert judge(FIRST, [[-1.0, -2.0, 0.0], [0.0, 0.0, -3.0]]) is None
+    verdict = judge(FIRST, [[-1.0, 0.0, -3.0], [0.0, -2.0, 0.0]])
+    assert verdict is not None
+    assert verdict.at == 2
 
 
 def test_hits_of_the_same_epoch_are_no_hits_across() -> None:
@@ -79,8 +87,11 @@ def test_a_crossing_is_a_prompt_that_another_epoch_knew_and_this_one_did_not() -
     assert chances([cold]) == 0
 
 
-def test_replies_of_several_versions_are_not_judged() -> None:
-    assert not replace(FIRST, single_version=False).judged
+def test_who_lived_on_through_an_update_is_not_judged() -> None:
+    readmitted = replace(FIRST, epochs=(1, 2), versions=("initial", "weights-2-push-1"), single_version=False)
+    assert readmitted.judged
+    assert not replace(readmitted, may_be_kept=True).judged
+    assert not replace(FIRST, single_version=False, may_be_kept=True).judged
     assert not LEFT.judged
 
 
