@@ -7,7 +7,7 @@ client of its own (`router/io/upstream.py`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -16,17 +16,33 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from connectors.vllm_plugin.fence_rules import EPOCH_HEADER, FENCE_PATH, INSTANCE_HEADER, SALTED_HEADER, WEIGHTS_PATH
-from connectors.vllm_plugin.weights.verdict import RankReport
+from connectors.vllm_plugin.fence_rules import (
+    EPOCH_HEADER,
+    FENCE_PATH,
+    INSTANCE_HEADER,
+    ORDER_HEADER,
+    SALTED_HEADER,
+    WEIGHTS_PATH,
+)
+from connectors.vllm_plugin.weights.verdict import CommandName, RankReport, WeightCommand
 
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 """Prompt tokens that came from a connector instead of being computed."""
 SHOWN = 300
 """Characters of an unexpected answer that an error repeats."""
+ENGINE_MARGIN_S = 150.0
+"""Beyond the limits that a weight command sets: a little more than the engine itself gives its ranks."""
+_LIMITS = ("limit_s", "timeout_s")
+REFUSALS = frozenset({*range(400, 500), 501, 503})
+"""Statuses with which a fence says that a command was not obeyed. Behind any other error it may have been."""
 
 
 class EngineCallFailed(Exception):
     """The engine did not answer, or not with success; the text says which route and what came."""
+
+
+class EngineRefused(EngineCallFailed):
+    """The engine's fence has said that it does not do what was asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +61,9 @@ class CommandOrder:
     attempt: int
     step: int
 
+    def next_step(self) -> CommandOrder:
+        return replace(self, step=self.step + 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class FenceView:
@@ -54,6 +73,20 @@ class FenceView:
     """This life of the engine."""
     epoch: int | None
     """The confirmed one; None while the fence is closed."""
+    version: str | None
+    """Of the weights; None where they are those that the engine started with."""
+    unfit: str
+    """Why it must not serve; empty where it may."""
+    lost: bool
+    """Only a restart makes it fit."""
+    running: str
+    """The command about weights that is being carried out; empty while none is."""
+    order: CommandOrder | None
+    """Of the last command that it took."""
+
+    def next_order(self) -> CommandOrder:
+        """For who follows up on that command."""
+        return CommandOrder(update=0, attempt=0, step=0) if self.order is None else self.order.next_step()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,14 +181,36 @@ class EngineClient:
         """
         return self._fence_view(self._call("GET", FENCE_PATH))
 
-    def confirm_epoch(self, instance: str, epoch: int, order: CommandOrder) -> FenceView:
-        """Open the fence of this life of the engine for requests of `epoch`.
+    def confirm_epoch(self, instance: str, epoch: int | None, order: CommandOrder) -> FenceView:
+        """Open the fence of this life of the engine for requests of `epoch`; None closes it.
 
         Raises:
-            EngineCallFailed: no answer, or another life of the engine, or one that was given a later command.
+            EngineCallFailed: no answer.
+            EngineRefused: another life of the engine, or one that was given a later command.
         """
         command = {"instance": instance, "epoch": epoch, **asdict(order)}
         return self._fence_view(self._call("POST", FENCE_PATH, json=command))
+
+    def pause(self, instance: str, order: CommandOrder, timeout_s: float) -> None:
+        """Stop computing. A prefill engine answers once no handoff of it is unread any more.
+
+        What still runs is kept: an abort that meets a transfer can kill the engine (A27), and whoever wants requests
+        ended ends them before. The caches stay: those of older epochs are never hit, and vLLM's wipe is the whole
+        master's.
+        """
+        params = {"mode": "keep", "clear_cache": "false"}
+        self._call("POST", "/pause", params=params, headers=_order_headers(instance, order), timeout_s=timeout_s)
+
+    def resume(self, instance: str, order: CommandOrder) -> None:
+        self._call("POST", "/resume", headers=_order_headers(instance, order))
+
+    def is_paused(self) -> bool:
+        """What the engine itself says, not its fence; true already while a pause waits for its end."""
+        reply = self._call("GET", "/is_paused")
+        try:
+            return bool(reply.json()["is_paused"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise EngineCallFailed(f"GET {self._url}/is_paused: {reply.text[:SHOWN]}") from error
 
     def prefetch_weights(
         self, instance: str, source: Mapping[str, Any], order: CommandOrder, options: LoadOptions | None = None
@@ -187,11 +242,13 @@ class EngineClient:
         return self._weights_answer(self._call("GET", f"{WEIGHTS_PATH}state"))
 
     def _weights_command(
-        self, name: str, instance: str, order: CommandOrder, fields: Mapping[str, object]
+        self, name: CommandName, instance: str, order: CommandOrder, fields: Mapping[str, Any]
     ) -> WeightsAnswer:
         body = {"instance": instance, **asdict(order), **fields}
         # The engine bounds its work itself, and says so; giving up before it would leave the outcome open.
-        reply = self._call("POST", f"{WEIGHTS_PATH}{name}", json=body, patient=True, accepted=(200, 500))
+        limits = WeightCommand(name=name, call="", **{each: fields[each] for each in _LIMITS if each in fields})
+        within_s = limits.limit_s + 2 * limits.timeout_s + ENGINE_MARGIN_S
+        reply = self._call("POST", f"{WEIGHTS_PATH}{name}", json=body, timeout_s=within_s, accepted=(200, 500))
         return self._weights_answer(reply)
 
     def _weights_answer(self, reply: httpx.Response) -> WeightsAnswer:
@@ -212,7 +269,15 @@ class EngineClient:
     def _fence_view(self, reply: httpx.Response) -> FenceView:
         try:
             answer = reply.json()
-            return FenceView(instance=str(answer["instance"]), epoch=answer["epoch"])
+            return FenceView(
+                instance=str(answer["instance"]),
+                epoch=answer["epoch"],
+                version=answer["version"],
+                unfit=answer["unfit"],
+                lost=answer["lost"],
+                running=answer["running"],
+                order=None if answer["order"] is None else _order(*answer["order"]),
+            )
         except (ValueError, KeyError, TypeError) as error:
             raise EngineCallFailed(f"{self._url}{FENCE_PATH}: no fence answered: {reply.text[:SHOWN]}") from error
 
@@ -254,20 +319,29 @@ class EngineClient:
         json: object = None,
         params: Mapping[str, str] | None = None,
         headers: Mapping[str, str] | None = None,
-        patient: bool = False,
+        timeout_s: float | None = None,
         accepted: Sequence[int] = (),
     ) -> httpx.Response:
         try:
-            timeout = None if patient else self._http.timeout
+            timeout = self._http.timeout if timeout_s is None else timeout_s
             reply = self._http.request(method, path, json=json, params=params, headers=headers, timeout=timeout)
         except httpx.HTTPError as error:
             cause = str(error) or type(error).__name__
             raise EngineCallFailed(f"{method} {self._url}{path}: {cause}") from error
         if not reply.is_success and reply.status_code not in accepted:
-            raise EngineCallFailed(f"{method} {self._url}{path} answered {reply.status_code}: {reply.text[:SHOWN]}")
+            kind = EngineRefused if reply.status_code in REFUSALS else EngineCallFailed
+            raise kind(f"{method} {self._url}{path} answered {reply.status_code}: {reply.text[:SHOWN]}")
         return reply
 
 
-def _load_body(source: Mapping[str, Any], options: LoadOptions | None) -> dict[str, object]:
+def _order(update: int, attempt: int, step: int) -> CommandOrder:
+    return CommandOrder(update=update, attempt=attempt, step=step)
+
+
+def _order_headers(instance: str, order: CommandOrder) -> dict[str, str]:
+    return {INSTANCE_HEADER: instance, ORDER_HEADER: f"{order.update}.{order.attempt}.{order.step}"}
+
+
+def _load_body(source: Mapping[str, Any], options: LoadOptions | None) -> dict[str, Any]:
     given = {} if options is None else asdict(options)
     return {"source": dict(source), **{name: value for name, value in given.items() if value is not None}}

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deploy.logs import follow, tail
+from orchestrator import cli_weights
 from orchestrator.api.schemas import job_status
 from orchestrator.cli_show import StartDisplay, print_json, show_diagnosis, show_job, show_plan
 from orchestrator.compose import local_service
@@ -39,6 +40,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(cli_weights.app, name="weights")
 out = Console()
 err = Console(stderr=True)
 

@@ -2,26 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from deploy import probe as readiness
 from deploy.local.backend import LocalBackend
 from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
+from orchestrator.observe.router import not_ready
+from orchestrator.plan.types import JobPlan
 from orchestrator.service import JobService
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore
-from orchestrator.supervisor.router_gate import HttpGate
+from orchestrator.store.updates import UpdateStore
+from orchestrator.supervision import Supervision
+from orchestrator.weight_service import WeightService
+from orchestrator.weights.acts import Command
+from orchestrator.weights.events import Event
+from orchestrator.weights.receivers import Receivers
 
 
 def local_service(home: Path) -> JobService:
     """The service of this machine; its state lies in `home`."""
+    database = Database(home)
+    store, updates = JobStore(database), UpdateStore(database)
+    supervision = Supervision(
+        store=store,
+        updates=updates,
+        backend=LocalBackend,
+        probe=readiness.check,
+        carry_out=_carry_out,
+        not_ready=not_ready,
+    )
     return JobService(
-        store=JobStore(Database(home)),
+        store=store,
         backend=LocalBackend,
         facts=collect_facts,
         socket_dir=socket_dir,
         probe=readiness.check,
         questions=RunningEngines(),
-        gate=HttpGate(),
+        open_job=supervision.open,
+        weights=WeightService(store=store, updates=updates, supervision=supervision),
     )
+
+
+def _carry_out(plan: JobPlan) -> Callable[[Command], Event]:
+    return Receivers(plan=plan, limits=plan.weights.limits, purge=_purge).carry_out
+
+
+def _purge(epoch: int) -> None:
+    del epoch

@@ -7,6 +7,9 @@
     ├── JobUnknown              no job of this name is recorded
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
     ├── Unsupported             this version cannot do what was asked
+    ├── UpdateRefused           weights cannot be updated so, or not now: the user asks otherwise, or later
+    ├── UpdateUnknown           no update of this number was asked for
+    ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/jobs.py)
@@ -67,6 +70,14 @@ class JobUnknown(HeadraceError):
 
 class JobFailed(HeadraceError):
     """A job did not come up; everything it had started is ended."""
+
+
+class UpdateRefused(HeadraceError):
+    """An update of the weights that is not begun; nothing has changed."""
+
+
+class UpdateUnknown(HeadraceError):
+    """No update of this number was asked for."""
 
 
 class Unsupported(HeadraceError):

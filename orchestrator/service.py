@@ -24,10 +24,11 @@ from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.jobs import ENDED, JobStore, Phase, PortsReserved, StoredJob
 from orchestrator.store.tokens import write_fresh_token
-from orchestrator.supervisor.interfaces import EngineQuestions, Gate, ProgressSink, ReadinessProbe
+from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
 from orchestrator.supervisor.view import JobView, view_job
+from orchestrator.weight_service import WeightService
 
 RUNS_KEPT = 5
 PLANS_TRIED = 3
@@ -56,7 +57,8 @@ class JobService:
     socket_dir: Callable[[Path], Path]
     probe: ReadinessProbe
     questions: EngineQuestions
-    gate: Gate
+    open_job: Opening
+    weights: WeightService
     driver_wait_s: float = DRIVER_WAIT_S
 
     def plan(self, spec: JobSpec) -> JobPlan:
@@ -164,7 +166,9 @@ class JobService:
             stop_job(self.store, self.backend(), name, held=lock)
 
     def _supervisor(self, backend: Backend) -> Supervisor:
-        return Supervisor(store=self.store, backend=backend, probe=self.probe, questions=self.questions, gate=self.gate)
+        return Supervisor(
+            store=self.store, backend=backend, probe=self.probe, questions=self.questions, open_job=self.open_job
+        )
 
     def _prepare(self, backend: Backend, job: StoredJob) -> None:
         """End what a killed driver started and did not record; for a fresh start, write the files."""

@@ -114,6 +114,8 @@ class Fence:
             await _reply(send, error_answer(403, "permission_error", message))
         elif kind == "health" and (unfit := self._state.unfit()):
             await _reply(send, error_answer(503, "fenced", unfit, param="weights"))
+        elif kind in ("pause", "resume") and (refusal := self._state.refused_move(headers)):
+            await _reply(send, refusal)
         else:
             if kind == "pause":
                 self._state.pause_received()

@@ -19,6 +19,8 @@ INSTANCE_HEADER = "x-headrace-instance"
 EPOCH_HEADER = "x-headrace-epoch"
 SALTED_HEADER = "x-headrace-salted"
 """Says "1" where the body carries the salt of its epoch: stale routers, probes and warm-ups do not send it."""
+ORDER_HEADER = "x-headrace-order"
+"""Of a pause or a resume, "update.attempt.step": vLLM's own routes have no body for it."""
 
 RETRY_AFTER_S = 1
 LONGEST_COMMAND = 4096
@@ -148,6 +150,17 @@ def order_of(data: dict[str, Any]) -> Order:
     return _whole_number(data, "update"), _whole_number(data, "attempt"), _whole_number(data, "step")
 
 
+def read_order(headers: Headers) -> Order | None:
+    """What a pause or a resume carries; None where a person sent it. Raises `CommandInvalid`."""
+    text = _text(headers, ORDER_HEADER)
+    if text is None:
+        return None
+    update, attempt, step, *more = (*text.split("."), "", "")
+    if any(more) or not all(part.isascii() and part.isdecimal() for part in (update, attempt, step)):
+        raise CommandInvalid(ORDER_HEADER, "is not update.attempt.step")
+    return int(update), int(attempt), int(step)
+
+
 def _whole_number(data: dict[str, Any], name: str) -> int:
     value = data[name]
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
@@ -241,7 +254,23 @@ class FenceState:
             "order": None if self.order is None else list(self.order),
             "version": self.version,
             "unfit": self.unfit(),
+            "lost": bool(self.lost),
+            "running": self.weights_command,
         }
+
+    def refused_move(self, headers: Headers) -> Answer | None:
+        """Why a pause or resume with these headers must not be obeyed; None where it may, and then older commands
+        come too late. Without an order it is a person's, and obeyed."""
+        try:
+            order = read_order(headers)
+        except CommandInvalid as error:
+            return error_answer(400, "invalid_request_error", str(error), param=error.field)
+        if order is None:
+            return None
+        if conflict := self.conflict(_text(headers, INSTANCE_HEADER) or "", order):
+            return conflict
+        self.order = order
+        return None
 
     def obey(self, body: bytes) -> Answer:
         """Carry out a POST /fence: confirm or withdraw the epoch."""

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI, Request
+from fastapi.concurrency import run_in_threadpool
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from orchestrator.api.routes_job import BodyTooLarge, UnknownBodyType, UnreadableBody, job_routes, resume_starts
+from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.schemas import ErrorBody, ErrorReply, Note, notes
-from orchestrator.errors import HeadraceError, JobExists, JobUnknown, PlanRefused, SpecError, Unsupported
+from orchestrator.errors import (
+    HeadraceError,
+    JobExists,
+    JobUnknown,
+    PlanRefused,
+    SpecError,
+    Unsupported,
+    UpdateRefused,
+    UpdateUnknown,
+)
 from orchestrator.service import JobService
 from orchestrator.store.jobs import PortsReserved
+from orchestrator.supervision import supervise_all
 
 _LOG = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)
@@ -29,7 +42,9 @@ STATUS_OF: tuple[tuple[type[HeadraceError], int], ...] = (
     (PlanRefused, 422),
     (Unsupported, 422),
     (JobUnknown, 404),
+    (UpdateUnknown, 404),
     (JobExists, 409),
+    (UpdateRefused, 409),
     (PortsReserved, 409),
 )
 """The first that fits counts; any other error of ours is a 500 with its text."""
@@ -41,7 +56,12 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         resume_starts(service)
+        stopping = threading.Event()
+        supervising = threading.Thread(target=supervise_all, args=(service.weights.supervision, stopping))
+        supervising.start()
         yield
+        stopping.set()
+        await run_in_threadpool(supervising.join)
 
     app = FastAPI(title="Headrace control API", version="1", lifespan=lifespan)
 
@@ -64,6 +84,7 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         return {"status": "ok"}
 
     app.include_router(job_routes(service))
+    app.include_router(weight_routes(service.weights))
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(HeadraceError, _headrace_error)
     app.add_exception_handler(HTTPException, _http_error)

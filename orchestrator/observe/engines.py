@@ -1,13 +1,13 @@
-"""Asks running engines what only they can tell, which `supervisor/startup_checks.py` judges, and opens their fences."""
+"""Asks running engines what only they can tell, which `supervisor/startup_checks.py` judges."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from connectors.engine_client import EXTERNAL_HITS, CacheConfig, CommandOrder, EngineCallFailed, EngineClient
+from connectors.engine_client import EXTERNAL_HITS, CacheConfig, EngineCallFailed, EngineClient, FenceView
 from orchestrator.plan.types import EnginePlan
-from orchestrator.supervisor.interfaces import FenceFailed
 from orchestrator.supervisor.startup_checks import OffloadProbe
 
 PROBE_CALL_TIMEOUT_S = 300.0
@@ -16,6 +16,8 @@ CLEAR_EVERY_S = 0.2
 SETTLE_S = 60.0
 """How long an engine may take to save a short prompt before the probe gives up."""
 SMALLEST_VOCABULARY = 200
+PROBE_EPOCH = 0
+"""Nothing else is ever computed in it: a job's first is 1."""
 
 
 class RunningEngines:
@@ -32,33 +34,34 @@ class RunningEngines:
                 continue
         return reported
 
-    def confirm_epoch(self, engine: EnginePlan, epoch: int, order: CommandOrder) -> str:
-        """Open the fence of the life that answers now for `epoch`; returns the instance.
-
-        Raises:
-            FenceFailed: the engine has no fence, or did not confirm.
-        """
-        try:
-            with EngineClient(engine.url, engine.token_file) as client:
-                instance = client.fence().instance
-                client.confirm_epoch(instance, epoch, order)
-                return instance
-        except EngineCallFailed as error:
-            raise FenceFailed(f"{engine.name} did not confirm epoch {epoch} at its fence: {error}") from error
-
     def probe_offload(self, engine: EnginePlan, model: str, salt: str) -> OffloadProbe:
-        """Send a prompt of a little over two blocks twice, the engine's own cache cleared in between (A21)."""
+        """Send a prompt of a little over two blocks twice, the engine's own cache cleared in between (A21). Where the
+        engine's fence is closed, it is open for the probe alone."""
         tokens = 0
         try:
             with EngineClient(engine.url, engine.token_file, timeout_s=PROBE_CALL_TIMEOUT_S) as client:
-                fence = client.fence()
                 tokens = 2 * client.cache_config().block_size + 2
                 prompt = [(index * 7 + 3) % SMALLEST_VOCABULARY + 1 for index in range(tokens)]
-                client.complete(fence, model, prompt, salt)
-                hits = _hits_once_cleared(client, lambda: client.complete(fence, model, prompt, salt))
+                with _opened(client) as fence:
+                    client.complete(fence, model, prompt, salt)
+                    hits = _hits_once_cleared(client, lambda: client.complete(fence, model, prompt, salt))
         except EngineCallFailed as error:
             return OffloadProbe(engine=engine.name, prompt_tokens=tokens, external_hit_tokens=0, problem=str(error))
         return OffloadProbe(engine=engine.name, prompt_tokens=tokens, external_hit_tokens=hits)
+
+
+@contextmanager
+def _opened(client: EngineClient) -> Iterator[FenceView]:
+    """Its commands follow whatever the engine was told last. Whoever joins it to an epoch afterwards is newer again."""
+    fence = client.fence()
+    if fence.epoch is not None:
+        yield fence
+        return
+    opened = client.confirm_epoch(fence.instance, PROBE_EPOCH, fence.next_order())
+    try:
+        yield opened
+    finally:
+        client.confirm_epoch(opened.instance, None, opened.next_order())
 
 
 def _hits_once_cleared(client: EngineClient, ask_again: Callable[[], object]) -> float:

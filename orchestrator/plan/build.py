@@ -24,6 +24,7 @@ from orchestrator.plan.resolve import resolve_roles
 from orchestrator.plan.rules_base import CheckInput, error
 from orchestrator.plan.rules_network import outgoing_port_findings
 from orchestrator.plan.types import Finding, JobPlan
+from orchestrator.plan.weights import plan_weights
 from orchestrator.spec.job import JobSpec
 
 
@@ -103,6 +104,7 @@ def _lay_out(given: CheckInput, effective: EffectiveRoles, findings: tuple[Findi
         engines=engines.engines,
         pool=pool.plan if pool else None,
         router=router.plan,
+        weights=plan_weights(spec, facts),
         prometheus_url=monitoring.url,
         port_span=ports.span,
         offload_probe=spec.checks.offload_probe,

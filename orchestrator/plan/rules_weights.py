@@ -11,7 +11,7 @@ from connectors.engine_argv import WEIGHT_ARGUMENTS
 from orchestrator.plan.resolve import RoleConfig, engine_field
 from orchestrator.plan.rules_base import CheckInput, error
 from orchestrator.plan.types import Finding
-from orchestrator.spec.job import WeightsSpec
+from orchestrator.spec.weights import WeightsSpec
 
 WITHOUT = "drop [weights]: engines then keep the weights that they start with"
 

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from connectors.types import Choice, Role
 from deploy.unit import LaunchUnit, PlannedFile
+from orchestrator.plan.weights import WeightsPlan
 
 Severity = Literal["error", "warning"]
 
@@ -79,6 +80,7 @@ class JobPlan:
     engines: tuple[EnginePlan, ...]
     pool: PoolPlan | None
     router: RouterPlan
+    weights: WeightsPlan
     prometheus_url: str | None
     port_span: tuple[int, int]
     """(first, end) of the ports that no other job may plan, `end` excluded; router.port comes on top."""

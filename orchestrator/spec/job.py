@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, ByteSize, Field
 from connectors.mooncake import EPHEMERAL_PORTS_FROM
 from orchestrator.spec.base import SpecModel
 from orchestrator.spec.quantity import Host, Port, PositiveBytes, Seconds
+from orchestrator.spec.weights import WeightsSpec
 from router.settings import PolicySettings, RouterSettings, StickyLeastLoaded
 
 JobName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")]
@@ -158,20 +159,6 @@ class HandoffSpec(SpecModel):
     told otherwise; asked of the machine when left out."""
 
 
-class WeightsSpec(SpecModel):
-    """How new weights reach engines that run. Without this section engines keep what they started with."""
-
-    transport: Literal["store", "nixl", "path"] = "path"
-    """From a Mooncake volume, from the trainer's own shards, or from a directory that every node can read."""
-    load_mode: Literal["cpu_prefetch", "gpu_fetch"] = "gpu_fetch"
-    """"gpu_fetch": straight into the parameters. "cpu_prefetch": into host memory while the engine generates, then
-    into the parameters: a shorter pause, for one more copy of the weights in host memory."""
-    keep_copy: bool = True
-    """Whether "cpu_prefetch" keeps its copy between updates. Pinning that much memory anew takes many seconds."""
-    strategy: Literal["barrier", "rolling"] = "barrier"
-    in_flight: Literal["readmit", "wait", "abort", "keep"] = "readmit"
-
-
 class LaunchSpec(SpecModel):
     backend: Literal["local", "slurm"] = "local"
     python: Annotated[str, Field(pattern="^/")] | None = None
@@ -223,6 +210,7 @@ class JobSpec(SpecModel):
     handoff: HandoffSpec = HandoffSpec()
     router: RouterSpec = RouterSpec()
     weights: WeightsSpec | None = None
+    """See `weights.py`."""
     launch: LaunchSpec = LaunchSpec()
     ports: PortsSpec = PortsSpec()
     monitoring: MonitoringSpec = MonitoringSpec()

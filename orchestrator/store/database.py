@@ -1,4 +1,4 @@
-"""The SQLite file that holds what must survive: jobs and the processes started for them.
+"""The SQLite file that holds what must survive: jobs, the processes started for them, and updates of their weights.
 
 One file under HEADRACE_HOME, shared by the CLI and the control API; every change is one transaction, so that two of
 them at once see either all of it or nothing.
@@ -41,6 +41,26 @@ SCHEMA = (
         started_at REAL NOT NULL,
         ready_at REAL,
         PRIMARY KEY (job, name)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS weight_positions (
+        job TEXT PRIMARY KEY REFERENCES jobs(name) ON DELETE CASCADE,
+        run_id TEXT NOT NULL,
+        generation INTEGER NOT NULL,
+        position TEXT NOT NULL
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS weight_updates (
+        job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        request TEXT NOT NULL,
+        asked_at REAL NOT NULL,
+        outcome TEXT NOT NULL,
+        why TEXT NOT NULL,
+        ended_at REAL,
+        PRIMARY KEY (job, number)
     )
     """,
 )
@@ -89,6 +109,8 @@ class Database:
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA foreign_keys = ON")
+        # What is recorded before an act has to be on the disk before it, a power cut included.
+        connection.execute("PRAGMA synchronous = FULL")
         return connection
 
     @contextmanager

@@ -1,6 +1,6 @@
-"""One driver per job: whoever brings it up or ends it holds this lock.
+"""One driver per job, and one coordinator: whoever brings it up or ends it, and whoever updates its weights.
 
-The kernel releases it when that process dies.
+The kernel releases a lock when its process dies.
 """
 
 from __future__ import annotations
@@ -9,17 +9,20 @@ import fcntl
 import os
 import time
 from pathlib import Path
+from typing import ClassVar
 
 from orchestrator.store.database import StateUnusable
 
 RETRY_EVERY_S = 0.1
 
 
-class DriverLock:
+class JobLock:
     """An advisory lock on a file in the job's folder."""
 
+    file_name: ClassVar[str]
+
     def __init__(self, directory: Path) -> None:
-        self._path = directory / "driver.lock"
+        self._path = directory / self.file_name
         self._fd: int | None = None
 
     def acquire(self, wait_s: float = 0.0) -> bool:
@@ -43,7 +46,7 @@ class DriverLock:
                 os.close(fd)
 
     def held_by_anyone(self) -> bool:
-        """Whether some process drives the job right now."""
+        """Whether some process holds it right now."""
         if not self._path.exists():
             return False
         fd = self._open_file()
@@ -73,3 +76,15 @@ class DriverLock:
         except OSError as error:
             raise StateUnusable(self._path, f"no lock can be had there ({error.strerror or error})") from error
         return True
+
+
+class DriverLock(JobLock):
+    """Of whoever brings the job up, ends it, or starts a process of it again."""
+
+    file_name = "driver.lock"
+
+
+class CoordinatorLock(JobLock):
+    """Of whoever supervises the running job: restarts its engines, and brings them to their weights and epoch."""
+
+    file_name = "coordinator.lock"

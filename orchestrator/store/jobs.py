@@ -22,6 +22,7 @@ from orchestrator.store.database import Database
 Phase = Literal["starting", "ready", "degraded", "failed", "stopping", "stopped", "abandoned"]
 """degraded: serves, with something a user should know. abandoned is seen, never recorded: whoever brought the job up,
 or ended it, is gone half way (`supervisor/view.py`)."""
+SERVING: tuple[Phase, ...] = ("ready", "degraded")
 ENDED: tuple[Phase, ...] = ("failed", "stopped")
 """Phases in which nothing of the job runs and its name is free. A run that has ended stays as it ended."""
 
@@ -126,23 +127,34 @@ class JobStore:
         with self._database.transaction() as connection:
             return [row["name"] for row in connection.execute("SELECT name FROM jobs ORDER BY name")]
 
+    def serving_names(self) -> list[str]:
+        with self._database.transaction() as connection:
+            query = f"SELECT name FROM jobs WHERE phase IN ({_marks(SERVING)}) ORDER BY name"
+            return [row["name"] for row in connection.execute(query, SERVING)]
+
     def set_phase(self, name: str, run_id: str, phase: Phase, reason: str, now: float) -> bool:
         """Move a run to a phase; False where the run is no longer the job's, or already further on its way out."""
         blocked = ENDED if phase in ("stopping", *ENDED) else ("stopping", *ENDED)
-        marks = ", ".join("?" * len(blocked))
         with self._database.transaction() as connection:
             done = connection.execute(
                 f"UPDATE jobs SET phase = ?, reason = ?, phase_at = ? "
-                f"WHERE name = ? AND run_id = ? AND phase NOT IN ({marks})",
+                f"WHERE name = ? AND run_id = ? AND phase NOT IN ({_marks(blocked)})",
                 (phase, reason, now, name, run_id, *blocked),
             )
             return done.rowcount == 1
 
     def is_starting(self, name: str, run_id: str) -> bool:
         """Whether this run is still wanted up: nobody stopped it and no other run took its place."""
-        query = "SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase = 'starting'"
+        return self._is_in(name, run_id, ("starting",))
+
+    def is_serving(self, name: str, run_id: str) -> bool:
+        """Whether this run has come up and nobody stopped it."""
+        return self._is_in(name, run_id, SERVING)
+
+    def _is_in(self, name: str, run_id: str, phases: tuple[Phase, ...]) -> bool:
+        query = f"SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase IN ({_marks(phases)})"
         with self._database.transaction() as connection:
-            return connection.execute(query, (name, run_id)).fetchone() is not None
+            return connection.execute(query, (name, run_id, *phases)).fetchone() is not None
 
     def add_unit(self, job: str, run_id: str, record: UnitRecord, now: float) -> None:
         with self._database.transaction() as connection:
@@ -187,10 +199,13 @@ def _refuse_recorded(connection: sqlite3.Connection, name: str) -> None:
 
 
 def _reserved_ports(connection: sqlite3.Connection, except_job: str) -> frozenset[int]:
-    marks = ", ".join("?" * len(ENDED))
-    query = f"SELECT name, plan FROM jobs WHERE name != ? AND phase NOT IN ({marks})"
+    query = f"SELECT name, plan FROM jobs WHERE name != ? AND phase NOT IN ({_marks(ENDED)})"
     plans = [_plan(row) for row in connection.execute(query, (except_job, *ENDED))]
     return frozenset[int]().union(*map(planned_ports, plans))
+
+
+def _marks(values: tuple[Phase, ...]) -> str:
+    return ", ".join("?" * len(values))
 
 
 def _plan(row: sqlite3.Row) -> JobPlan:

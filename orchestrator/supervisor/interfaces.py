@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from connectors.engine_client import CacheConfig, CommandOrder
+from connectors.engine_client import CacheConfig
 from deploy.probe import ProbeResult
 from deploy.unit import Probe
-from orchestrator.plan.types import EnginePlan, RouterPlan
+from orchestrator.plan.types import EnginePlan
+from orchestrator.store.jobs import StoredJob
 from orchestrator.supervisor.startup_checks import OffloadProbe
 from orchestrator.supervisor.state import UnitState
 
@@ -38,49 +39,23 @@ class ReadinessProbe(Protocol):
     def __call__(self, probe: Probe, members: Sequence[int]) -> ProbeResult: ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class ServingEpoch:
-    """What a fleet serves under: an epoch that every engine has confirmed."""
-
-    epoch: int
-    version: str
-    """Of the weights, as the trainer names them."""
-    instances: Mapping[str, str]
-    """The life of each engine that confirmed it, by the engine's name."""
-    order: CommandOrder
-
-
 class EngineQuestions(Protocol):
     def cache_configs(self, engines: Sequence[EnginePlan]) -> Mapping[str, CacheConfig]: ...
 
-    def confirm_epoch(self, engine: EnginePlan, epoch: int, order: CommandOrder) -> str:
-        """Open an engine's fence for an epoch; returns its instance.
-
-        Raises:
-            FenceFailed: the engine has no fence, or did not confirm.
-        """
+    def probe_offload(self, engine: EnginePlan, model: str, salt: str) -> OffloadProbe:
+        """Of an engine that nothing is routed to; it stays so."""
         ...
 
-    def probe_offload(self, engine: EnginePlan, model: str, salt: str) -> OffloadProbe: ...
 
-
-class Gate(Protocol):
-    def open(self, router: RouterPlan, serving: ServingEpoch) -> None:
-        """Tell the router what the engines serve under, and let it send requests.
+class Opening(Protocol):
+    def __call__(self, job: StoredJob) -> None:
+        """Make the engines of a job whose processes are ready routable, and open its router's gate.
 
         Raises:
-            GateFailed: the router did not confirm.
+            JobFailed: one of them does not do its part.
         """
         ...
 
 
 class ProgressSink(Protocol):
     def __call__(self, progress: Progress) -> None: ...
-
-
-class GateFailed(Exception):
-    """The router did not confirm that its gate moved."""
-
-
-class FenceFailed(Exception):
-    """An engine did not confirm its epoch; the text names it."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from connectors.engine_client import CommandOrder
 from deploy.backend import Backend
 from deploy.logs import tail
 from deploy.probe import ProbeResult
@@ -21,13 +20,10 @@ from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.store.jobs import JobStore, Phase, StoredJob
 from orchestrator.supervisor.interfaces import (
     EngineQuestions,
-    FenceFailed,
-    Gate,
-    GateFailed,
+    Opening,
     Progress,
     ProgressSink,
     ReadinessProbe,
-    ServingEpoch,
     UnitProgress,
 )
 from orchestrator.supervisor.log_cause import fence_not_loaded, likely_cause, missing_library
@@ -39,10 +35,6 @@ LOOK_EVERY_S = 0.3
 LOG_LINES_SHOWN = 15
 LOG_LINES_READ = 400
 PROBES_AT_ONCE = 16
-FIRST_EPOCH = 1
-FIRST_VERSION = "initial"
-"""Of the weights that engines load at their start."""
-FIRST_ORDER = CommandOrder(update=0, attempt=0, step=0)
 
 
 class Overtaken(Exception):
@@ -57,11 +49,11 @@ class Supervisor:
     backend: Backend
     probe: ReadinessProbe
     questions: EngineQuestions
-    gate: Gate
+    open_job: Opening
     look_every_s: float = LOOK_EVERY_S
 
     def bring_up(self, name: str, progress: ProgressSink) -> StoredJob:
-        """Start what is missing of a recorded job, wait until all is ready, check the engines, open the gate.
+        """Start what is missing of a recorded job, wait until all is ready, check the engines, open the job.
 
         Raises:
             JobFailed: a unit or a check failed; the text says which, why, and where the log is. Nothing is ended yet.
@@ -84,16 +76,16 @@ class Supervisor:
             progress(Progress(units=shown, now_doing=doing))
 
         warnings = self._compare_caches(job, say)
-        serving = self._open_fences(job, say)
         warnings += self._prove_pool(job, say)
-        say("opening the router's gate")
+        say("confirming the engines' weights, opening the router's gate")
         self._refuse_failed_units(job)
         if not self.store.is_starting(name, job.run_id):
             raise Overtaken
         try:
-            self.gate.open(job.plan.router, serving)
-        except GateFailed as error:
-            raise JobFailed(f"the router did not open its gate: {error}") from error
+            self.open_job(job)
+        except JobFailed:
+            self._refuse_failed_units(job)
+            raise
         phase: Phase = "degraded" if warnings else "ready"
         if not self.store.set_phase(name, job.run_id, phase, "; ".join(warnings), time.time()):
             raise Overtaken
@@ -104,23 +96,6 @@ class Supervisor:
         say("comparing what the engines report of their caches")
         engines = job.plan.engines
         return _judge(caches_agree(engines, self.questions.cache_configs(engines)))
-
-    def _open_fences(self, job: StoredJob, say: Callable[[str], None]) -> ServingEpoch:
-        """Confirm the first epoch at every engine. Another driver may have done so before: then the same is said again.
-
-        Raises:
-            JobFailed: an engine did not confirm.
-        """
-        say("confirming the engines' first epoch")
-        try:
-            instances = {
-                engine.name: self.questions.confirm_epoch(engine, FIRST_EPOCH, FIRST_ORDER)
-                for engine in job.plan.engines
-            }
-        except FenceFailed as error:
-            self._refuse_failed_units(job)
-            raise JobFailed(str(error)) from error
-        return ServingEpoch(epoch=FIRST_EPOCH, version=FIRST_VERSION, instances=instances, order=FIRST_ORDER)
 
     def _prove_pool(self, job: StoredJob, say: Callable[[str], None]) -> list[str]:
         """Returns warnings; a pool that must answer and does not raises `JobFailed`."""

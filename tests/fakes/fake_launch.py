@@ -11,18 +11,23 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from connectors.engine_client import CacheConfig, CommandOrder
+from connectors.engine_client import CacheConfig
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord, UnitStatus
+from orchestrator.errors import JobFailed
 from orchestrator.plan.facts import ClusterFacts
-from orchestrator.plan.types import EnginePlan, JobPlan, RouterPlan
+from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore, StoredJob
-from orchestrator.supervisor.interfaces import FenceFailed, GateFailed, Progress, ServingEpoch
+from orchestrator.store.updates import UpdateStore
+from orchestrator.supervision import Supervision
+from orchestrator.supervisor.interfaces import Progress
 from orchestrator.supervisor.loop import Supervisor
 from orchestrator.supervisor.startup_checks import OffloadProbe
+from orchestrator.weight_service import WeightService
+from tests.fakes.fake_receivers import FakeReceivers
 from tests.unit.orchestrator.samples import facts_of, pd_data, plan_of, spec_of
 
 NOW = 1_000_000.0
@@ -137,24 +142,13 @@ class FakeQuestions:
     """Where an engine does not say block size 32 and "auto"; None: it does not report."""
     hits: float = 32
     problem: str = ""
-    unfenced: set[str] = field(default_factory=set)
-    """Engines that do not confirm an epoch."""
-    confirmed: list[tuple[str, int, CommandOrder]] = field(default_factory=list)
     probed: list[str] = field(default_factory=list)
-    during_confirmation: Callable[[], None] = lambda: None
     during_probe: Callable[[], None] = lambda: None
 
     def cache_configs(self, engines: Sequence[EnginePlan]) -> Mapping[str, CacheConfig]:
         usual = CacheConfig(block_size=32, cache_dtype="auto")
         answers = {engine.name: self.configs.get(engine.name, usual) for engine in engines}
         return {name: answer for name, answer in answers.items() if answer is not None}
-
-    def confirm_epoch(self, engine: EnginePlan, epoch: int, order: CommandOrder) -> str:
-        self.during_confirmation()
-        if engine.name in self.unfenced:
-            raise FenceFailed(f"{engine.name} did not confirm epoch {epoch} at its fence: answered 404")
-        self.confirmed.append((engine.name, epoch, order))
-        return f"life-of-{engine.name}"
 
     def probe_offload(self, engine: EnginePlan, model: str, salt: str) -> OffloadProbe:
         self.probed.append(engine.name)
@@ -163,17 +157,16 @@ class FakeQuestions:
 
 
 @dataclass
-class FakeGate:
+class FakeOpening:
+    """In place of all that makes engines routable."""
+
     opened: list[str] = field(default_factory=list)
-    serving: ServingEpoch | None = None
-    """What it was told last."""
     failure: str = ""
 
-    def open(self, router: RouterPlan, serving: ServingEpoch) -> None:
+    def __call__(self, job: StoredJob) -> None:
         if self.failure:
-            raise GateFailed(self.failure)
-        self.opened.append(router.url)
-        self.serving = serving
+            raise JobFailed(self.failure)
+        self.opened.append(job.plan.router.url)
 
 
 class UnsyncedDatabase(Database):
@@ -190,11 +183,13 @@ class FakeFleet:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self.store = JobStore(UnsyncedDatabase(home))
+        database = UnsyncedDatabase(home)
+        self.store, self.updates = JobStore(database), UpdateStore(database)
         self.machine = FakeMachine()
         self.probe = FakeProbe(self.machine)
         self.questions = FakeQuestions()
-        self.gate = FakeGate()
+        self.opening = FakeOpening()
+        self.receivers = FakeReceivers()
         self.shown: list[Progress] = []
         self.facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts] = self._facts
 
@@ -207,7 +202,7 @@ class FakeFleet:
             backend=self.backend(),
             probe=self.probe,
             questions=self.questions,
-            gate=self.gate,
+            open_job=self.opening,
             look_every_s=0.001,
         )
 
@@ -219,8 +214,23 @@ class FakeFleet:
             socket_dir=lambda folder: self.home / f"sockets-{folder.name}",
             probe=self.probe,
             questions=self.questions,
-            gate=self.gate,
+            open_job=self.opening,
+            weights=self.weights(),
             driver_wait_s=0.05,
+        )
+
+    def weights(self) -> WeightService:
+        return WeightService(store=self.store, updates=self.updates, supervision=self.supervision())
+
+    def supervision(self) -> Supervision:
+        return Supervision(
+            store=self.store,
+            updates=self.updates,
+            backend=self.backend,
+            probe=self.probe,
+            carry_out=lambda _plan: self.receivers.carry_out,
+            not_ready=lambda _router: self.receivers.not_ready(),
+            look_every_s=0.005,
         )
 
     def spec(self, **changes: object) -> JobSpec:

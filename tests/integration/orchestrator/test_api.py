@@ -100,7 +100,7 @@ def test_a_stop_that_is_not_waited_for_is_on_record_when_it_is_answered(fleet: F
 
 
 def test_a_failed_start_says_why(fleet: FakeFleet, api: httpx.Client) -> None:
-    fleet.gate.failure = "answered 500"
+    fleet.opening.failure = "the router did not open its gate: answered 500"
     assert api.post("/jobs", json=pd_data()).status_code == 202
     wait_for(fleet, "failed")
     assert "did not open its gate: answered 500" in api.get("/jobs/demo").json()["reason"]

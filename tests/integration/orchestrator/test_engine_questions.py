@@ -15,7 +15,6 @@ from connectors.engine_client import EXTERNAL_HITS, CacheConfig, CommandOrder, E
 from connectors.vllm_plugin.fence import Fence
 from orchestrator.observe.engines import RunningEngines
 from orchestrator.plan.types import EnginePlan
-from orchestrator.supervisor.interfaces import FenceFailed
 
 FIRST = CommandOrder(update=0, attempt=0, step=0)
 METRICS = 'vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0"} 1.0\n'
@@ -97,44 +96,42 @@ def fenced(engine: SmallEngine, serve: Callable[[Any], httpx.Client], token_file
 @pytest.fixture
 def plan(fenced: EnginePlan) -> EnginePlan:
     """The engine once its epoch is confirmed."""
-    RunningEngines().confirm_epoch(fenced, 1, FIRST)
+    with EngineClient(fenced.url, fenced.token_file) as client:
+        client.confirm_epoch("life-1", 1, FIRST)
     return fenced
 
 
-def test_an_engine_confirms_an_epoch_as_often_as_it_is_told(fenced: EnginePlan) -> None:
-    asked = [RunningEngines().confirm_epoch(fenced, 1, FIRST) for _ in range(2)]
-    assert asked == ["life-1", "life-1"]
-    with EngineClient(fenced.url, fenced.token_file) as client:
-        assert client.fence().epoch == 1
-
-
-def test_an_engine_that_was_given_a_later_command_does_not_confirm(fenced: EnginePlan) -> None:
-    RunningEngines().confirm_epoch(fenced, 4, CommandOrder(update=3, attempt=0, step=0))
-    with pytest.raises(FenceFailed, match=r"prefill-0 did not confirm epoch 1 at its fence: .*/fence answered 409"):
-        RunningEngines().confirm_epoch(fenced, 1, FIRST)
-
-
 @pytest.mark.parametrize("reply", [(404, b"no such route"), (200, b"{}"), (200, b"[]"), (200, b"<html>")])
-def test_an_engine_without_a_fence_is_named(
+def test_an_engine_without_a_fence_is_not_probed(
     engine: SmallEngine, serve: Callable[[Any], httpx.Client], token_file: Path, reply: tuple[int, bytes]
 ) -> None:
     engine.replies = {"/fence": reply}
-    bare = engine_plan("decode-0", str(serve(engine).base_url), token_file)
-    with pytest.raises(FenceFailed, match="decode-0 did not confirm epoch 1 at its fence: .*/fence"):
-        RunningEngines().confirm_epoch(bare, 1, FIRST)
+    bare = engine_plan("prefill-0", str(serve(engine).base_url), token_file)
+    assert "/fence" in RunningEngines().probe_offload(bare, "small", "salt").problem
+    assert engine.bodies == []
 
 
 def test_a_token_that_cannot_be_read(fenced: EnginePlan, token_file: Path) -> None:
     token_file.unlink()
-    with pytest.raises(FenceFailed, match="the token of http.* cannot be read"):
-        RunningEngines().confirm_epoch(fenced, 1, FIRST)
     assert RunningEngines().cache_configs([fenced]) == {}
     assert "cannot be read" in RunningEngines().probe_offload(fenced, "small", "salt").problem
 
 
-def test_a41_a_probe_of_an_engine_that_is_not_confirmed_is_refused(engine: SmallEngine, fenced: EnginePlan) -> None:
-    assert "no epoch is confirmed" in RunningEngines().probe_offload(fenced, "small", "salt").problem
-    assert engine.bodies == []
+def test_a41_a_probe_leaves_the_fence_as_it_was(engine: SmallEngine, fenced: EnginePlan) -> None:
+    """Also the second time, when the engine has been given commands before."""
+    for _ in range(2):
+        assert RunningEngines().probe_offload(fenced, "small", "salt").external_hit_tokens == 64
+        with EngineClient(fenced.url, fenced.token_file) as client:
+            assert client.fence().epoch is None
+        engine.local.clear()
+        engine.pool.clear()
+
+
+def test_a_probe_that_fails_leaves_the_fence_closed(engine: SmallEngine, fenced: EnginePlan) -> None:
+    engine.replies = {"/v1/completions": (500, b"no")}
+    assert "answered 500" in RunningEngines().probe_offload(fenced, "small", "salt").problem
+    with EngineClient(fenced.url, fenced.token_file) as client:
+        assert client.fence().epoch is None
 
 
 def test_a21_a_pool_that_answers(engine: SmallEngine, plan: EnginePlan) -> None:

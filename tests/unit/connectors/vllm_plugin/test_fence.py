@@ -160,6 +160,32 @@ def test_a_pause_holds_from_the_moment_it_is_received() -> None:
     asyncio.run(scenario())
 
 
+@pytest.mark.parametrize("path", ["/pause", "/resume"])
+def test_a_pause_or_resume_that_comes_too_late_does_nothing(path: str) -> None:
+    """The engine has taken a later command, of whatever kind; or it is another life."""
+
+    async def scenario() -> None:
+        inner = Inner()
+        fence = Fence(inner)
+
+        async def move(order: str, instance: str = "life-1") -> int:
+            headers = BEARER | {"x-headrace-order": order, "x-headrace-instance": instance}
+            return (await call(fence, "POST", path, headers)).status
+
+        await confirm(fence)
+        assert [await move(order) for order in ("0.9.9", "1.0.0", "1.2.3", "1.2.2", "1.2.3")] == [
+            *(409, 200, 200),
+            *(409, 200),
+        ]
+        assert await move("2.0.0", instance="life-0") == 409
+        assert [await move(order) for order in ("", "1", "1.2.x", "1.2.3.4", "-1.0.0")] == [400] * 5
+        late = await call(fence, "POST", "/fence", pieces=(json.dumps({**CONFIRM, "epoch": 6}).encode(),))
+        assert late.status == 409
+        assert len(inner.scopes) == 3
+
+    asyncio.run(scenario())
+
+
 def test_a_stream_passes_piece_by_piece_and_is_open_until_its_end() -> None:
     async def scenario() -> None:
         inner = Streaming()
@@ -247,6 +273,8 @@ def test_its_own_route() -> None:
             "order": None,
             "version": None,
             "unfit": "",
+            "lost": False,
+            "running": "",
         }
         await confirm(fence)
         answer = json.loads((await call(fence, "GET", "/fence")).body)

@@ -122,7 +122,7 @@ def test_a29_a_taken_port_fails_before_anything_starts(fleet: FakeFleet) -> None
 
 def test_what_cannot_be_ended_after_a_failure_is_said_beside_the_cause(fleet: FakeFleet) -> None:
     fleet.machine.undying = {"prefill-0"}
-    fleet.gate.failure = "answered 500"
+    fleet.opening.failure = "the router did not open its gate"
     with pytest.raises(JobFailed, match=r"(?s)did not open its gate.*could not be ended"):
         up(fleet)
     job = fleet.store.get("demo")
@@ -158,7 +158,7 @@ def test_an_error_that_nobody_foresaw_ends_the_job_too(fleet: FakeFleet) -> None
 def test_the_lock_is_held_until_everything_is_ended(fleet: FakeFleet) -> None:
     """Nobody may take the start over while its failure is cleaned up."""
     held: list[bool] = []
-    fleet.gate.failure = "no"
+    fleet.opening.failure = "no"
     service = fleet.service()
     end = fleet.machine.end
 

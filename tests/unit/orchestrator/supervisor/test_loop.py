@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from connectors.engine_client import CacheConfig, CommandOrder
+from connectors.engine_client import CacheConfig
 from orchestrator.errors import JobFailed
 from orchestrator.plan.types import JobPlan
-from orchestrator.supervisor.interfaces import Progress, ServingEpoch
+from orchestrator.supervisor.interfaces import Progress
 from orchestrator.supervisor.loop import Overtaken
 from tests.fakes.fake_launch import FakeFleet, stages
 
@@ -35,7 +35,7 @@ def test_comes_up_stage_by_stage_and_opens_the_gate_once(fleet: FakeFleet) -> No
     for stage in stages(job.plan):
         assert all(lower <= seen_at_start[name] for name in stage)
         lower.update(stage)
-    assert fleet.gate.opened == [job.plan.router.url]
+    assert fleet.opening.opened == [job.plan.router.url]
     assert all(unit.ready_at is not None for unit in job.units)
 
 
@@ -56,7 +56,7 @@ def test_progress_says_what_is_awaited(fleet: FakeFleet) -> None:
     fleet.record()
     fleet.supervisor().bring_up("demo", watch)
     assert "waiting for prefill-0 (GET /health: connection refused)" in doing
-    assert doing[-1] == "opening the router's gate"
+    assert doing[-1] == "confirming the engines' weights, opening the router's gate"
 
 
 def test_a19_caches_that_disagree_fail_the_job_and_the_gate_never_opens(fleet: FakeFleet) -> None:
@@ -67,39 +67,8 @@ def test_a19_caches_that_disagree_fail_the_job_and_the_gate_never_opens(fleet: F
     fleet.record()
     with pytest.raises(JobFailed, match=r"prefill-0 reports block size 4192, decode-0 reports 2112"):
         fleet.bring_up()
-    assert fleet.gate.opened == []
+    assert fleet.opening.opened == []
     assert fleet.questions.probed == []
-
-
-def test_every_engine_confirms_the_first_epoch_before_any_generates(fleet: FakeFleet) -> None:
-    confirmed_before_the_probe: list[str] = []
-    fleet.questions.during_probe = lambda: confirmed_before_the_probe.extend(
-        name for name, _, _ in fleet.questions.confirmed
-    )
-    job = fleet.running()
-    first = CommandOrder(update=0, attempt=0, step=0)
-    engines = [engine.name for engine in job.plan.engines]
-    assert confirmed_before_the_probe == engines
-    assert fleet.questions.confirmed == [(name, 1, first) for name in engines]
-    instances = {name: f"life-of-{name}" for name in engines}
-    assert fleet.gate.serving == ServingEpoch(epoch=1, version="initial", instances=instances, order=first)
-
-
-def test_an_engine_that_does_not_confirm_fails_the_job(fleet: FakeFleet) -> None:
-    fleet.questions.unfenced = {"decode-0"}
-    fleet.record()
-    with pytest.raises(JobFailed, match="decode-0 did not confirm epoch 1 at its fence: answered 404"):
-        fleet.bring_up()
-    assert fleet.questions.probed == []
-    assert fleet.gate.opened == []
-
-
-def test_an_engine_that_died_before_it_confirmed_is_reported_as_dead(fleet: FakeFleet) -> None:
-    fleet.questions.unfenced = {"decode-0"}
-    fleet.questions.during_confirmation = lambda: fleet.machine.kill("decode-0")
-    fleet.record()
-    with pytest.raises(JobFailed, match="decode-0 ended by signal 9"):
-        fleet.bring_up()
 
 
 def test_a_fence_that_cannot_be_imported_is_named_with_its_mend(fleet: FakeFleet) -> None:
@@ -124,7 +93,7 @@ def test_a21_a_dead_store_degrades_the_job_with_the_reason(fleet: FakeFleet) -> 
     assert "offload ineffective" in job.reason
     assert job.plan.vllm_version in job.reason
     assert fleet.questions.probed == ["prefill-0"]
-    assert fleet.gate.opened
+    assert fleet.opening.opened
 
 
 def test_a21_a_dead_store_fails_the_job_where_that_is_asked_for(fleet: FakeFleet) -> None:
@@ -132,7 +101,7 @@ def test_a21_a_dead_store_fails_the_job_where_that_is_asked_for(fleet: FakeFleet
     fleet.record(fleet.plan(checks={"offload_probe": "fail"}))
     with pytest.raises(JobFailed, match="offload ineffective"):
         fleet.bring_up()
-    assert fleet.gate.opened == []
+    assert fleet.opening.opened == []
 
 
 def test_a21_not_asked_when_off(fleet: FakeFleet) -> None:
@@ -161,7 +130,7 @@ def test_a_unit_that_dies_fails_the_job_with_cause_log_and_last_lines(fleet: Fak
     assert f"log: {job.run.log_dir}/decode-0.log" in text
     assert text.endswith("    loading\n    ValueError: no such model type\n    bye")
     assert "router" not in fleet.machine.started
-    assert fleet.gate.opened == []
+    assert fleet.opening.opened == []
 
 
 def test_a_missing_library_is_named_with_its_mend(fleet: FakeFleet) -> None:
@@ -187,13 +156,13 @@ def test_a_unit_that_dies_during_the_checks_keeps_the_gate_shut(fleet: FakeFleet
     fleet.record()
     with pytest.raises(JobFailed, match="decode-0 ended by signal 9"):
         fleet.bring_up()
-    assert fleet.gate.opened == []
+    assert fleet.opening.opened == []
 
 
 def test_a_gate_that_does_not_open_fails_the_job(fleet: FakeFleet) -> None:
-    fleet.gate.failure = "POST /gate answered 500"
+    fleet.opening.failure = "the router did not open its gate: answered 503"
     fleet.record()
-    with pytest.raises(JobFailed, match="the router did not open its gate: POST /gate answered 500"):
+    with pytest.raises(JobFailed, match="the router did not open its gate: answered 503"):
         fleet.bring_up()
     assert fleet.store.get("demo").phase == "starting"
 
@@ -210,7 +179,7 @@ def test_a_stop_that_comes_meanwhile_wins_and_nothing_starts_after(fleet: FakeFl
     with pytest.raises(Overtaken):
         fleet.bring_up()
     assert fleet.machine.started[-1] == when
-    assert fleet.gate.opened == []
+    assert fleet.opening.opened == []
     assert fleet.store.get("demo").phase == "stopping"
 
 
@@ -219,7 +188,7 @@ def test_a_stop_during_the_checks_keeps_the_gate_shut(fleet: FakeFleet) -> None:
     fleet.record()
     with pytest.raises(Overtaken):
         fleet.bring_up()
-    assert fleet.gate.opened == []
+    assert fleet.opening.opened == []
 
 
 def test_units_that_a_stop_is_ending_are_no_failure(fleet: FakeFleet) -> None:
@@ -258,4 +227,4 @@ def test_another_supervisor_takes_over_and_starts_only_what_is_missing(fleet: Fa
     assert set(fleet.machine.started) == set(names(job.plan)) - set(before)
     assert {unit.record.name: unit.record for unit in done.units}.items() >= before.items()
     assert sorted(fleet.machine.names()) == sorted(names(job.plan))
-    assert len(fleet.gate.opened) == 1
+    assert len(fleet.opening.opened) == 1

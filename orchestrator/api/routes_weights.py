@@ -1,0 +1,42 @@
+"""`/jobs/{name}/weights`: push new weights, and look at what a job serves and how its updates went."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from fastapi.concurrency import run_in_threadpool
+
+from orchestrator.api.weight_schemas import (
+    PushBody,
+    UpdateList,
+    UpdateStatus,
+    WeightsStatus,
+    update_status,
+    weights_status,
+)
+from orchestrator.weight_service import PushOptions, WeightService
+
+
+def weight_routes(weights: WeightService) -> APIRouter:
+    routes = APIRouter(prefix="/jobs/{name}/weights", tags=["weights"])
+
+    @routes.post("", status_code=202)
+    async def push(name: str, body: PushBody) -> UpdateStatus:
+        """Bring a version to all engines of a job. Answers once it is noted; `GET .../updates/{number}` says how it
+        went."""
+        options = PushOptions(strategy=body.strategy, in_flight=body.in_flight, load_mode=body.load_mode)
+        return update_status(await run_in_threadpool(weights.push, name, body.version, body.source, options))
+
+    @routes.get("")
+    async def show(name: str) -> WeightsStatus:
+        position = await run_in_threadpool(weights.position, name)
+        return weights_status(position, await run_in_threadpool(weights.history, name))
+
+    @routes.get("/updates")
+    async def history(name: str) -> UpdateList:
+        return UpdateList(updates=[update_status(each) for each in await run_in_threadpool(weights.history, name)])
+
+    @routes.get("/updates/{number}")
+    async def one(name: str, number: int) -> UpdateStatus:
+        return update_status(await run_in_threadpool(weights.record, name, number))
+
+    return routes

@@ -1,0 +1,112 @@
+"""Wire models of weight updates. `headrace weights ... --json` prints the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.spec.weights import InFlightMode, Strategy
+from orchestrator.weights.journal import PushOutcome, PushRecord
+from orchestrator.weights.words import Going, Phase, Position
+
+
+class PushBody(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    source: dict[str, Any]
+    """Where the version is to be had: what a publisher gives, or {"transport": "path", "path": FOLDER}."""
+    version: str | None = None
+    """Left out: the source names it."""
+    strategy: Strategy | None = None
+    in_flight: InFlightMode | None = None
+    load_mode: LoadMode | None = None
+    """All three: as the job file has them when left out."""
+
+
+class UpdateStatus(BaseModel):
+    number: int
+    version: str
+    source: dict[str, Any]
+    strategy: Strategy
+    in_flight: InFlightMode
+    load_mode: LoadMode
+    asked_at: float
+    ended_at: float | None
+    outcome: PushOutcome | None
+    """None while it has not ended."""
+    why: str
+
+
+class UpdateList(BaseModel):
+    updates: list[UpdateStatus]
+
+
+class ServedWeights(BaseModel):
+    version: str
+    epoch: int
+    source: dict[str, Any]
+    """From which engines that are restarted load it."""
+
+
+class CourseStatus(BaseModel):
+    """What the coordinator is at."""
+
+    update: int
+    version: str
+    going: Going
+    phase: Phase
+    epoch: int
+    group: list[str]
+    why: str
+
+
+class WeightsStatus(BaseModel):
+    served: ServedWeights | None
+    """None where the job has never come up."""
+    course: CourseStatus | None
+    """None while nothing is under way."""
+    to_purge: list[int]
+    """Older epochs whose keys are still in the pool."""
+    last: UpdateStatus | None
+
+
+def update_status(record: PushRecord) -> UpdateStatus:
+    push = record.push
+    return UpdateStatus(
+        number=record.number,
+        version=push.version,
+        source=dict(push.source),
+        strategy=push.strategy,
+        in_flight=push.in_flight,
+        load_mode=push.load_mode,
+        asked_at=record.asked_at,
+        ended_at=record.ended_at,
+        outcome=record.outcome,
+        why=record.why,
+    )
+
+
+def weights_status(position: Position | None, updates: Sequence[PushRecord]) -> WeightsStatus:
+    last = update_status(updates[-1]) if updates else None
+    if position is None:
+        return WeightsStatus(served=None, course=None, to_purge=[], last=last)
+    committed, course = position.committed, position.course
+    return WeightsStatus(
+        served=ServedWeights(version=committed.version, epoch=committed.epoch, source=dict(committed.source)),
+        course=None
+        if course is None
+        else CourseStatus(
+            update=course.update.number,
+            version=course.update.version,
+            going=course.going,
+            phase=course.phase,
+            epoch=course.epoch,
+            group=list(course.group),
+            why=course.why,
+        ),
+        to_purge=sorted(epoch for epoch in position.epochs if epoch < committed.epoch),
+        last=last,
+    )

@@ -1,0 +1,133 @@
+"""Updates of a job's weights, as asked for and as far as they are: what a coordinator goes on from after any crash.
+
+Texts in and out; `orchestrator/weights/journal.py` knows what stands in them. Each coordinator that begins gets a
+higher generation, and a record of an older one is refused: so none sends a command of an attempt that is not its own.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+
+from orchestrator.errors import HeadraceError, UpdateRefused
+from orchestrator.store.database import Database
+
+
+class CoordinatorReplaced(HeadraceError):
+    """Another coordinator has taken the job over, or its run is over: this one must not act any more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndedUpdate:
+    number: int
+    outcome: str
+    why: str
+    at: float
+    """Unix time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredUpdate:
+    """One update that somebody asked for."""
+
+    number: int
+    """From 1 up within a run of the job."""
+    request: str
+    asked_at: float
+    """Unix time."""
+    outcome: str
+    """Empty while it has not ended."""
+    why: str
+    ended_at: float | None
+
+
+class UpdateStore:
+    """Of all jobs; every method is one transaction. What belongs to an earlier run went with that run's record."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def take_over(self, job: str, run_id: str) -> int:
+        """The generation of a coordinator that begins now.
+
+        Raises:
+            CoordinatorReplaced: the job is in another run.
+        """
+        with self._database.transaction() as connection:
+            if connection.execute("SELECT 1 FROM jobs WHERE name = ? AND run_id = ?", (job, run_id)).fetchone() is None:
+                raise CoordinatorReplaced(f"job {job!r} is in another run")
+            connection.execute(
+                "INSERT INTO weight_positions VALUES (?, ?, 1, '')"
+                " ON CONFLICT (job) DO UPDATE SET generation = generation + 1",
+                (job, run_id),
+            )
+            query = "SELECT generation FROM weight_positions WHERE job = ?"
+            return int(connection.execute(query, (job,)).fetchone()["generation"])
+
+    def position(self, job: str) -> str:
+        """The newest record; empty before the first."""
+        with self._database.transaction() as connection:
+            row = connection.execute("SELECT position FROM weight_positions WHERE job = ?", (job,)).fetchone()
+            return "" if row is None else str(row["position"])
+
+    def record(self, job: str, run_id: str, generation: int, position: str, ended: EndedUpdate | None) -> None:
+        """Put a record in the place of the one before, with how an update ended; said again, that stays as it was said
+        first. It is on the disk when this returns.
+
+        Raises:
+            CoordinatorReplaced: a coordinator of a higher generation has begun.
+        """
+        with self._database.transaction() as connection:
+            done = connection.execute(
+                "UPDATE weight_positions SET position = ? WHERE job = ? AND run_id = ? AND generation = ?",
+                (position, job, run_id, generation),
+            )
+            if done.rowcount != 1:
+                raise CoordinatorReplaced(f"another coordinator has taken job {job!r} over")
+            if ended is not None:
+                _end(connection, job, ended)
+
+    def ask(self, job: str, request: str, now: float) -> int:
+        """Note an update that somebody wants; its number.
+
+        Raises:
+            UpdateRefused: one has not ended yet.
+        """
+        with self._database.transaction() as connection:
+            query = "SELECT number, outcome FROM weight_updates WHERE job = ? ORDER BY number DESC LIMIT 1"
+            last = connection.execute(query, (job,)).fetchone()
+            if last is not None and not last["outcome"]:
+                raise UpdateRefused(f"update {last['number']} of job {job!r} is under way: wait for its end")
+            number = 1 if last is None else int(last["number"]) + 1
+            connection.execute(
+                "INSERT INTO weight_updates VALUES (?, ?, ?, ?, '', '', NULL)", (job, number, request, now)
+            )
+            return number
+
+    def end(self, job: str, ended: EndedUpdate) -> None:
+        """For one that was never begun: no record tells of it."""
+        with self._database.transaction() as connection:
+            _end(connection, job, ended)
+
+    def updates(self, job: str) -> list[StoredUpdate]:
+        """Of the job's present run, in their order."""
+        query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number"
+        with self._database.transaction() as connection:
+            return [
+                StoredUpdate(
+                    number=row["number"],
+                    request=row["request"],
+                    asked_at=row["asked_at"],
+                    outcome=row["outcome"],
+                    why=row["why"],
+                    ended_at=row["ended_at"],
+                )
+                for row in connection.execute(query, (job,))
+            ]
+
+
+def _end(connection: sqlite3.Connection, job: str, ended: EndedUpdate) -> None:
+    connection.execute(
+        "UPDATE weight_updates SET outcome = ?, why = ?, ended_at = ? WHERE job = ? AND number = ? AND outcome = ''",
+        (ended.outcome, ended.why, ended.at, job, ended.number),
+    )

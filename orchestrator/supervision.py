@@ -1,0 +1,192 @@
+"""Keeps a job whose processes are up: its processes (`supervisor/watch.py`) and its weights (`weights/runner.py`).
+
+There is one way to become routable: the coordinator of weights brings an engine to the committed version and epoch,
+tells the router, and opens the gate. `open` does so at the end of a start, `keep` afterwards: for engines that were
+restarted, for another life of the router, and for updates that somebody asks for. One process at a time, by a lock; a
+job serves on without any.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from deploy.backend import Backend
+from orchestrator.errors import HeadraceError, JobFailed, UpdateRefused
+from orchestrator.plan.types import JobPlan, RouterPlan
+from orchestrator.store.driver_lock import CoordinatorLock
+from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.updates import UpdateStore
+from orchestrator.supervisor.interfaces import ReadinessProbe
+from orchestrator.supervisor.watch import UnitNews, Watch
+from orchestrator.weights.acts import Command
+from orchestrator.weights.events import EngineCameUp, EngineEnded, Event, RouterCameUp, UpdateAsked
+from orchestrator.weights.journal import Journal, PushRecord
+from orchestrator.weights.machine import Coordinator
+from orchestrator.weights.receivers import FIRST_VERSION
+from orchestrator.weights.runner import Runner
+from orchestrator.weights.words import Position, Update, first_position
+
+FIRST_EPOCH = 1
+OPENS_WITHIN_S = 120.0
+"""After the engines have joined: a router believes no engine before it has probed it itself."""
+LOOK_EVERY_S = 0.5
+LOCK_WAIT_S = 2.0
+"""Whoever only looks for a job without a supervisor holds its lock for a moment."""
+
+_log = logging.getLogger(__name__)
+
+
+class NotReady(Protocol):
+    def __call__(self, router: RouterPlan) -> str | None:
+        """Why the router does not serve yet; None once it does."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Supervision:
+    """Of any job; calls block."""
+
+    store: JobStore
+    updates: UpdateStore
+    backend: Callable[[], Backend]
+    probe: ReadinessProbe
+    carry_out: Callable[[JobPlan], Callable[[Command], Event]]
+    not_ready: NotReady
+    look_every_s: float = LOOK_EVERY_S
+
+    def open(self, job: StoredJob) -> None:
+        """Make the engines of a job that has just come up routable, and open its gate.
+
+        Raises:
+            JobFailed: an engine or the router does not do its part.
+        """
+        with self._lock(job) as held:
+            if not held:
+                raise JobFailed(f"job {job.name!r} is supervised by another process")
+            runner = self._runner(job, Journal(self.updates, job.name, job.run_id), _fail_start)
+            deadline = time.monotonic() + job.plan.weights.limits.pause_s + OPENS_WITHIN_S
+            while reason := _unopened(runner.position, self.not_ready, job.plan.router):
+                if time.monotonic() > deadline:
+                    raise JobFailed(f"the router did not open its gate: {reason}")
+                runner.turn(self.look_every_s)
+
+    def keep(self, name: str, is_over: Callable[[Position], bool]) -> bool:
+        """Supervise a job until `is_over`, or until it no longer serves. False: another process does it.
+
+        Raises:
+            JobUnknown, CoordinatorReplaced, StateUnusable: another call goes on where this one was.
+        """
+        job = self.store.get(name)
+        with self._lock(job) as held:
+            if not held:
+                return False
+            watched = (*(engine.name for engine in job.plan.engines), _ROUTER)
+            watch = Watch(store=self.store, backend=self.backend(), probe=self.probe, job=job, units=watched)
+            journal = Journal(self.updates, job.name, job.run_id)
+            runner = self._runner(job, journal, lambda engine, _why: watch.restart(engine))
+            while self.store.is_serving(name, job.run_id) and not is_over(runner.position):
+                for news in watch.look():
+                    _tell(runner, watch, news)
+                _begin_asked(runner, journal, job.plan)
+                next_look = time.monotonic() + self.look_every_s
+                while (left_s := next_look - time.monotonic()) > 0:
+                    runner.turn(left_s)
+            return True
+
+    def _runner(self, job: StoredJob, journal: Journal, restart: Callable[[str, str], None]) -> Runner:
+        weights = job.plan.weights
+        source = {"transport": "path", "version": FIRST_VERSION, "path": weights.location}
+        coordinator = Coordinator(
+            fleet={engine.name: engine.role for engine in job.plan.engines},
+            position=journal.newest() or first_position(FIRST_EPOCH, FIRST_VERSION, source),
+            join_limits=weights.limits,
+            join_mode=weights.load_mode,
+        )
+        return Runner(coordinator=coordinator, journal=journal, carry_out=self.carry_out(job.plan), restart=restart)
+
+    @contextmanager
+    def _lock(self, job: StoredJob) -> Iterator[bool]:
+        lock = CoordinatorLock(job.directory)
+        held = lock.acquire(wait_s=LOCK_WAIT_S)
+        try:
+            yield held
+        finally:
+            lock.release()
+
+
+_ROUTER = "router"
+"""Its unit's name in every plan."""
+
+
+def supervise_all(supervision: Supervision, stopping: threading.Event) -> None:
+    """Supervise every job that serves and that nobody else supervises, each in a thread, until told to stop."""
+    threads: dict[str, threading.Thread] = {}
+    while not stopping.wait(supervision.look_every_s):
+        for name in supervision.store.serving_names():
+            if name not in threads or not threads[name].is_alive():
+                threads[name] = threading.Thread(
+                    target=_supervise, args=(supervision, name, stopping), name=f"supervise {name}", daemon=True
+                )
+                threads[name].start()
+    for thread in threads.values():
+        thread.join()
+
+
+def _supervise(supervision: Supervision, name: str, stopping: threading.Event) -> None:
+    try:
+        supervision.keep(name, lambda _position: stopping.is_set())
+    except HeadraceError as error:
+        _log.warning("%s: supervision begins anew: %s", name, error)
+    except Exception:
+        _log.exception("%s: supervision failed in a way that was not foreseen, and begins anew", name)
+
+
+def _unopened(position: Position, not_ready: NotReady, router: RouterPlan) -> str | None:
+    """Why a job does not serve yet; None once all its engines have joined and its router answers so."""
+    return f"engines are in {position.course.phase}" if position.course is not None else not_ready(router)
+
+
+def _fail_start(name: str, why: str) -> None:
+    raise JobFailed(f"{name} did not join: {why}")
+
+
+def _tell(runner: Runner, watch: Watch, news: UnitNews) -> None:
+    match news:
+        case UnitNews(unit="router", what="ended"):
+            watch.restart(news.unit)
+        case UnitNews(unit="router"):
+            runner.take(RouterCameUp())
+        case UnitNews(what="ended"):
+            runner.take(EngineEnded(name=news.unit))
+        case _:
+            runner.take(EngineCameUp(name=news.unit))
+
+
+def _begin_asked(runner: Runner, journal: Journal, plan: JobPlan) -> None:
+    """Begin the update that somebody has asked for since, if any."""
+    record = journal.asked_after(runner.position.last_update)
+    if record is None:
+        return
+    try:
+        runner.take(UpdateAsked(update=_update(record, plan)))
+    except UpdateRefused as refused:
+        journal.refuse(record.number, str(refused))
+
+
+def _update(record: PushRecord, plan: JobPlan) -> Update:
+    push = record.push
+    return Update(
+        number=record.number,
+        version=push.version,
+        source=push.source,
+        strategy=push.strategy,
+        in_flight=push.in_flight,
+        load_mode=push.load_mode,
+        limits=plan.weights.limits,
+    )

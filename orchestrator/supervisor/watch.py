@@ -1,0 +1,120 @@
+"""Watches the processes of a running job: says which have ended and which are ready again, and starts them again.
+
+Whether one is to be started again is decided elsewhere (`orchestrator/supervision.py`: an engine by the coordinator of
+weights, the router always). Like `loop.py`, it keeps nothing that has to survive.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from deploy.backend import Backend
+from deploy.errors import DeployError
+from deploy.unit import LaunchUnit, UnitStatus
+from orchestrator.errors import HeadraceError
+from orchestrator.store.driver_lock import DriverLock
+from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit
+from orchestrator.supervisor.interfaces import ReadinessProbe
+from orchestrator.supervisor.restarts import may_start_at
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitNews:
+    unit: str
+    what: Literal["ended", "ready"]
+    """ended: also one that was found not ready yet."""
+
+
+class Watch:
+    """Of some units of one run of a job."""
+
+    def __init__(
+        self, *, store: JobStore, backend: Backend, probe: ReadinessProbe, job: StoredJob, units: tuple[str, ...]
+    ) -> None:
+        self._store = store
+        self._backend = backend
+        self._probe = probe
+        self._job = job
+        self._units = {unit.name: unit for unit in job.plan.units if unit.name in units}
+        self._known_ready: dict[str, bool] = {}
+        self._wanted: set[str] = set()
+        """Whose restart was asked for and has not been made."""
+        self._restarts: dict[str, list[float]] = {}
+        self._restarting: threading.Thread | None = None
+
+    def look(self) -> Iterator[UnitNews]:
+        """What has changed since the last look; at the first, who is not ready."""
+        job = self._store.get(self._job.name)
+        statuses = self._backend.poll(job.run, job.records)
+        for stored in job.units:
+            name = stored.record.name
+            if name in self._units:
+                yield from self._news(name, stored, statuses[name])
+        self._restart_some(job)
+
+    def restart(self, name: str) -> None:
+        """End whatever life the unit has, and start another; returns at once. A life that is not ready yet is another
+        one already."""
+        self._wanted.add(name)
+
+    def _news(self, name: str, stored: StoredUnit, status: UnitStatus) -> Iterator[UnitNews]:
+        ready = stored.ready_at is not None and status.alive
+        if stored.ready_at is None and status.alive and self._probe(self._units[name].probe, status.members).ready:
+            self._store.set_ready(self._job.name, self._job.run_id, name, time.time())
+            ready = True
+        before = self._known_ready.get(name, True)
+        self._known_ready[name] = ready
+        if ready != before:
+            yield UnitNews(unit=name, what="ready" if ready else "ended")
+        elif not ready and not _is_coming_up(stored, status, self._units[name]):
+            self._wanted.add(name)
+
+    def _restart_some(self, job: StoredJob) -> None:
+        """One at a time, beside the looks: ending a process takes seconds."""
+        if self._restarting is not None and self._restarting.is_alive():
+            return
+        now = time.time()
+        for name in sorted(self._wanted):
+            if now >= may_start_at(self._restarts.get(name, ())):
+                self._wanted.discard(name)
+                self._restarting = threading.Thread(target=self._restart, args=(job, name), daemon=True)
+                self._restarting.start()
+                return
+
+    def _restart(self, job: StoredJob, name: str) -> None:
+        stored = next(each for each in job.units if each.record.name == name)
+        unit = self._units[name]
+        if _is_coming_up(stored, self._backend.poll(job.run, [stored.record])[name], unit):
+            return
+        lock = DriverLock(job.directory)
+        try:
+            if not lock.acquire() or not self._may_start():
+                self._wanted.add(name)
+                return
+            self._restarts.setdefault(name, []).append(time.time())
+            left = self._backend.stop(job.run, [stored.record], unit.stop_grace_s)
+            if left or not self._may_start():
+                self._wanted.add(name)
+                return
+            record = self._backend.start(job.run, unit)
+            self._store.add_unit(job.name, job.run_id, record, time.time())
+            _log.info("%s was started again", name)
+        except (HeadraceError, DeployError) as error:
+            _log.warning("%s could not be started again: %s", name, error)
+            self._wanted.add(name)
+        finally:
+            lock.release()
+
+    def _may_start(self) -> bool:
+        return self._store.is_serving(self._job.name, self._job.run_id)
+
+
+def _is_coming_up(stored: StoredUnit, status: UnitStatus, unit: LaunchUnit) -> bool:
+    return status.alive and stored.ready_at is None and time.time() - stored.started_at < unit.ready_timeout_s

@@ -1,0 +1,123 @@
+"""New weights for running jobs, as the CLI and the control API ask for them: push, look, wait.
+
+A push is noted in the state folder and nothing else; whoever supervises the job begins it (`supervision.py`).
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.errors import UpdateRefused, UpdateUnknown
+from orchestrator.plan.types import JobPlan
+from orchestrator.spec.weights import InFlightMode, Strategy
+from orchestrator.store.jobs import SERVING, JobStore
+from orchestrator.store.updates import UpdateStore
+from orchestrator.supervision import Supervision
+from orchestrator.weights.groups import rolling_refusal
+from orchestrator.weights.journal import Push, PushRecord, ask_for, position_of, pushes_of
+from orchestrator.weights.receivers import FIRST_VERSION
+from orchestrator.weights.words import Position
+
+LOOK_EVERY_S = 0.3
+_VERSION = re.compile(r"[!-~]{1,128}")
+"""A version stands in a header of each reply."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushOptions:
+    """None: as the job file has it."""
+
+    strategy: Strategy | None = None
+    in_flight: InFlightMode | None = None
+    load_mode: LoadMode | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightService:
+    """Of all jobs. Every method raises `JobUnknown` where none is recorded under the name."""
+
+    store: JobStore
+    updates: UpdateStore
+    supervision: Supervision
+
+    def push(self, name: str, version: str | None, source: Mapping[str, Any], options: PushOptions) -> PushRecord:
+        """Ask for an update. `version` None: the source's own name for it.
+
+        Raises:
+            UpdateRefused: this update cannot be, or not now.
+        """
+        job = self.store.get(name)
+        weights = job.plan.weights
+        if job.phase not in SERVING:
+            raise UpdateRefused(f"job {name!r} is {job.phase}: weights are pushed to a job that serves")
+        if not weights.in_place:
+            raise UpdateRefused(f"engines of job {name!r} keep their weights: start it with a [weights] section")
+        named = {**source, "version": version or source.get("version")}
+        push = Push(
+            version=str(named["version"]),
+            source=named,
+            strategy=options.strategy or weights.strategy,
+            in_flight=options.in_flight or weights.in_flight,
+            load_mode=options.load_mode or weights.load_mode,
+        )
+        self._check(push, source, job.plan)
+        return self.record(name, ask_for(self.updates, name, push))
+
+    def _check(self, push: Push, source: Mapping[str, Any], plan: JobPlan) -> None:
+        """What can be known before anything begins; the coordinator looks again."""
+        if not _VERSION.fullmatch(push.version) or push.source["version"] is None:
+            raise UpdateRefused("version must be 1 to 128 printable ASCII characters without blanks")
+        if source.get("version", push.version) != push.version:
+            raise UpdateRefused(f"source.version is {source['version']!r}, version is {push.version!r}: name it once")
+        if not isinstance(source.get("transport"), str):
+            raise UpdateRefused('source.transport is missing: "path", "store" or "nixl", as the publisher gives it')
+        position = position_of(self.updates, plan.job)
+        served = FIRST_VERSION if position is None else position.committed.version
+        if push.version in (served, FIRST_VERSION):
+            raise UpdateRefused(f"version {push.version!r} names other weights already: name new weights anew")
+        fleet = {engine.name: engine.role for engine in plan.engines}
+        if push.strategy == "rolling" and (refusal := rolling_refusal(fleet)):
+            raise UpdateRefused(refusal)
+
+    def record(self, name: str, number: int) -> PushRecord:
+        """Raises `UpdateUnknown`."""
+        for each in self.history(name):
+            if each.number == number:
+                return each
+        raise UpdateUnknown(f"job {name!r} has no update {number}")
+
+    def history(self, name: str) -> list[PushRecord]:
+        self.store.get(name)
+        return pushes_of(self.updates, name)
+
+    def position(self, name: str) -> Position | None:
+        """Where its coordinator is; None where the job has never come up."""
+        self.store.get(name)
+        return position_of(self.updates, name)
+
+    def wait(self, name: str, number: int, timeout_s: float) -> PushRecord:
+        """The push once it has ended, or as it is after so long."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            record = self.record(name, number)
+            if record.outcome is not None or time.monotonic() > deadline:
+                return record
+            time.sleep(LOOK_EVERY_S)
+
+    def see_through(self, name: str, number: int) -> PushRecord:
+        """The push once it has ended. Where nobody supervises the job, this call does so meanwhile."""
+
+        def is_over(position: Position) -> bool:
+            return position.course is None and self.record(name, number).outcome is not None
+
+        while (record := self.record(name, number)).outcome is None:
+            if not self.supervision.keep(name, is_over):
+                record = self.wait(name, number, LOOK_EVERY_S)
+            elif self.store.get(name).phase not in SERVING:
+                break
+        return record

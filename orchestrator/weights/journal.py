@@ -1,0 +1,108 @@
+"""The coordinator's journal and the list of updates that were asked for, typed.
+
+`runner.py` writes the one and reads the other; the API and `headrace weights` read both. `store/updates.py` keeps the
+texts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.spec.weights import InFlightMode, Strategy
+from orchestrator.store.updates import EndedUpdate, UpdateStore
+from orchestrator.weights.words import Outcome, Position
+
+PushOutcome = Literal[Outcome, "refused"]
+"""refused: asked for, and could not be begun."""
+_OUTCOME: TypeAdapter[PushOutcome] = TypeAdapter(PushOutcome)
+_POSITION: TypeAdapter[Position] = TypeAdapter(Position)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Push:
+    """What somebody asks for: a version, where it is to be had, and how it is to come."""
+
+    version: str
+    source: Mapping[str, Any]
+    strategy: Strategy
+    in_flight: InFlightMode
+    load_mode: LoadMode
+
+
+_PUSH: TypeAdapter[Push] = TypeAdapter(Push)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PushRecord:
+    """A push, and what became of it."""
+
+    number: int
+    push: Push
+    asked_at: float
+    outcome: PushOutcome | None
+    """None while it has not ended."""
+    why: str
+    """Why it was not committed, where it was not."""
+    ended_at: float | None
+
+
+class Journal:
+    """Of one coordinator, from its begin on."""
+
+    def __init__(self, store: UpdateStore, job: str, run_id: str) -> None:
+        """Raises `CoordinatorReplaced` where the job is in another run."""
+        self._store, self._job, self._run_id = store, job, run_id
+        self._generation = store.take_over(job, run_id)
+
+    def newest(self) -> Position | None:
+        return position_of(self._store, self._job)
+
+    def record(self, position: Position) -> None:
+        """On the disk when this returns. Raises `CoordinatorReplaced` where another one has begun since."""
+        ended = position.ended
+        end = None if ended is None else _ended(ended.update, ended.outcome, ended.why)
+        self._store.record(self._job, self._run_id, self._generation, _POSITION.dump_json(position).decode(), end)
+
+    def asked_after(self, number: int) -> PushRecord | None:
+        """The first push that was asked for later than this one and has not ended."""
+        pushes = pushes_of(self._store, self._job)
+        return next((each for each in pushes if each.number > number and each.outcome is None), None)
+
+    def refuse(self, number: int, why: str) -> None:
+        self._store.end(self._job, _ended(number, "refused", why))
+
+
+def _ended(number: int, outcome: PushOutcome, why: str) -> EndedUpdate:
+    return EndedUpdate(number=number, outcome=outcome, why=why, at=time.time())
+
+
+def position_of(store: UpdateStore, job: str) -> Position | None:
+    """The newest record; None before the first."""
+    text = store.position(job)
+    return _POSITION.validate_json(text) if text else None
+
+
+def ask_for(store: UpdateStore, job: str, push: Push) -> int:
+    """Its number. Raises `UpdateRefused` where one has not ended yet."""
+    return store.ask(job, _PUSH.dump_json(push).decode(), time.time())
+
+
+def pushes_of(store: UpdateStore, job: str) -> list[PushRecord]:
+    """Of the job's present run, in their order."""
+    return [
+        PushRecord(
+            number=each.number,
+            push=_PUSH.validate_json(each.request),
+            asked_at=each.asked_at,
+            outcome=_OUTCOME.validate_python(each.outcome) if each.outcome else None,
+            why=each.why,
+            ended_at=each.ended_at,
+        )
+        for each in store.updates(job)
+    ]

@@ -1,0 +1,150 @@
+"""What a receiver still lacks in a phase: one question per receiver, asked again after every answer.
+
+Nothing here remembers what was sent. So a machine that was rebuilt from its journal goes on where the facts are.
+"""
+
+from __future__ import annotations
+
+from connectors.types import Role
+from orchestrator.weights.acts import (
+    POOL,
+    ROUTER,
+    Ask,
+    ConfirmEpoch,
+    Drain,
+    EngineAsk,
+    HandleInFlight,
+    Load,
+    Pause,
+    Prefetch,
+    PublishEpoch,
+    Purge,
+    ReadEngine,
+    ReadRouter,
+    Resume,
+    RouterAsk,
+    SetGate,
+)
+from orchestrator.weights.groups import serves
+from orchestrator.weights.knowledge import Knowledge
+from orchestrator.weights.words import EngineFacts, Phase, RouterFacts
+
+_PAUSED_IN: dict[Phase, tuple[Role, ...]] = {
+    "pause_prefill": ("prefill",),
+    "pause_decode": ("decode", "colocated"),
+    "load": ("prefill", "decode", "colocated"),
+}
+"""Prefill first: its answers prove that no handoff is pending. Whoever came up since is paused before its load."""
+
+
+def receivers(known: Knowledge) -> list[str]:
+    return [ROUTER, *known.present(), POOL]
+
+
+def need_of(receiver: str, known: Knowledge, *, is_due: bool) -> Ask | None:
+    """`is_due`: the grace time before a purge is over."""
+    if receiver == POOL:
+        return _pool_need(known) if is_due else None
+    if receiver == ROUTER:
+        return ReadRouter() if known.router is None else _router_need(known, known.router)
+    engine = known.engines[receiver]
+    if engine is None or engine.loading:
+        return ReadEngine()
+    if known.position.course is None or receiver not in known.movers():
+        return None
+    return _engine_need(receiver, engine, known)
+
+
+def _engine_need(name: str, engine: EngineFacts, known: Knowledge) -> EngineAsk | None:
+    course, target = known.course, known.target
+    holds = known.held_version(engine) == target.version
+    match course.phase:
+        case "prefetch":
+            wanted = course.update.load_mode == "cpu_prefetch" and not holds
+            if wanted and name not in known.answered and name not in known.failed:
+                return Prefetch(instance=engine.instance, source=target.source)
+        case "pause_prefill" | "pause_decode" | "load":
+            # Also where it is paused already: a resume or load that is still under way to it is older from now on.
+            if known.fleet[name] in _PAUSED_IN[course.phase] and not (engine.paused and name in known.sealed):
+                return Pause(instance=engine.instance)
+            if course.phase == "load" and not holds and name not in known.failed:
+                update = course.update
+                return Load(
+                    instance=engine.instance,
+                    source=target.source,
+                    mode=update.load_mode,
+                    limit_s=update.limits.load_s,
+                )
+        case "confirm":
+            if holds and engine.epoch != target.epoch:
+                return ConfirmEpoch(instance=engine.instance, epoch=target.epoch)
+        case "resume":
+            # Also where it seems to run: a pause that is still under way to it is older from now on.
+            if name in known.confirmed() and (engine.paused or name not in known.answered):
+                return Resume(instance=engine.instance)
+    return None
+
+
+def _router_need(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
+    if known.position.course is None:
+        return None
+    course, limits = known.course, known.course.update.limits
+    is_answered = ROUTER in known.answered
+    match course.phase:
+        case "hold" if not is_answered:
+            # Reading the gate proves nothing: a hold counts once every worker has acknowledged it. Never less closed.
+            return SetGate(gate="frozen" if router.gate == "frozen" else "holding", timeout_s=limits.hold_s)
+        case "in_flight" if not is_answered and router.gate == "holding":
+            return HandleInFlight(mode=course.update.in_flight, timeout_s=limits.in_flight_s)
+        case "freeze" if not is_answered:
+            return SetGate(gate="frozen", timeout_s=limits.hold_s)
+        case "choose" if ROUTER not in known.sealed:
+            # Changes nothing, but an older drain that is still under way comes too late now: who serves is known.
+            return SetGate(gate=router.gate, timeout_s=limits.command_s)
+        case "drain":
+            waiting = [name for name in known.movers() if name in router.replicas and name not in known.answered]
+            return Drain(name=waiting[0], draining=True, timeout_s=limits.drain_s) if waiting else None
+        case "publish":
+            return _publication(known, router)
+        case "admit" | "open":
+            return _admission(known, router)
+    return None
+
+
+def _publication(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
+    """First whoever did not arrive gets no more legs, then the router learns who did."""
+    target, confirmed = known.target, known.confirmed()
+    everyone = known.fleet if known.course.update.strategy == "barrier" else known.course.group
+    for name in everyone:
+        if name in router.replicas and name not in confirmed and not router.replicas[name].draining:
+            return Drain(name=name, draining=True, timeout_s=0.0)
+    told = {
+        name: instance
+        for name, instance in confirmed.items()
+        if name in router.replicas
+        and (router.replicas[name].instance, router.replicas[name].epoch) != (instance, target.epoch)
+    }
+    if not told:
+        return None
+    return PublishEpoch(epoch=target.epoch, version=target.version, instances=told)
+
+
+def _admission(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
+    """Legs again for whoever arrived; in the end the gate, if a pair serves."""
+    for name in known.confirmed():
+        if name in router.replicas and router.replicas[name].draining:
+            return Drain(name=name, draining=False, timeout_s=0.0)
+    arrived = {name: epoch for name, epoch in known.serving().items() if epoch == known.target.epoch}
+    # Also where it is open: a command that closes it and is still under way is older from now on.
+    is_settled = router.gate == "open" and ROUTER in known.answered
+    if known.course.phase == "open" and not is_settled and serves(arrived, known.fleet):
+        return SetGate(gate="open", timeout_s=known.course.update.limits.command_s)
+    return None
+
+
+def _pool_need(known: Knowledge) -> Purge | None:
+    """Every epoch before the committed one, the oldest first."""
+    if known.position.course is None or known.course.phase != "purge":
+        return None
+    oldest = min(known.position.epochs)
+    return Purge(epoch=oldest) if oldest < known.position.committed.epoch else None

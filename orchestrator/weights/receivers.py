@@ -1,0 +1,140 @@
+"""Carries a coordinator's commands out: to engines, to the router, to the pool. Whatever happens, one event comes back.
+
+`runner.py` calls it in a thread per command. What a receiver says of its own act is an answer; everything that proves
+neither the one nor the other is a lost outcome, after which the machine reads the receiver back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from connectors.engine_client import (
+    CommandOrder,
+    EngineCallFailed,
+    EngineClient,
+    EngineRefused,
+    LoadOptions,
+    WeightsAnswer,
+)
+from orchestrator.plan.types import EnginePlan, JobPlan
+from orchestrator.plan.weights import Limits
+from orchestrator.weights import acts
+from orchestrator.weights.acts import Command, EngineAsk, RouterAsk
+from orchestrator.weights.events import Answered, EngineRead, Event, OutcomeLost, RouterRead
+from orchestrator.weights.router_client import RouterCallFailed, RouterClient, RouterRefused
+from orchestrator.weights.words import EngineFacts, Order
+
+LOOK_EVERY_S = 0.5
+FIRST_VERSION = "initial"
+"""Of the weights that every life of an engine starts with, those of the job file's model. No push may name its so."""
+
+
+class PurgeFailed(Exception):
+    """Keys of an epoch are left, or nobody knows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Receivers:
+    """Those of one job."""
+
+    plan: JobPlan
+    limits: Limits
+    purge: Callable[[int], None]
+    """Removes an epoch's keys from the pool. Raises `PurgeFailed`."""
+
+    def carry_out(self, command: Command) -> Event:
+        order, ask = command.order, command.ask
+        try:
+            match ask:
+                case acts.Purge():
+                    self.purge(ask.epoch)
+                    return Answered(order=order)
+                case acts.ReadRouter() | acts.SetGate() | acts.HandleInFlight() | acts.Drain() | acts.PublishEpoch():
+                    with RouterClient(self.plan.router) as router:
+                        return _tell_router(router, ask, order)
+                case _:
+                    engine = next(each for each in self.plan.engines if each.name == command.receiver)
+                    return self._tell_engine(engine, ask, order)
+        except (EngineRefused, RouterRefused, PurgeFailed) as refused:
+            return Answered(order=order, error=str(refused))
+        except (EngineCallFailed, RouterCallFailed):
+            return OutcomeLost(order=order)
+
+    def _tell_engine(self, engine: EnginePlan, ask: EngineAsk, order: Order) -> Event:
+        """Raises `EngineCallFailed`."""
+        given = CommandOrder(**order._asdict())
+        with EngineClient(engine.url, engine.token_file, timeout_s=self.limits.command_s) as client:
+            match ask:
+                case acts.ReadEngine():
+                    return EngineRead(order=order, facts=_read(client, takes_weights=self.plan.weights.in_place))
+                case acts.Pause():
+                    client.pause(ask.instance, given, self.limits.pause_s)
+                case acts.Resume():
+                    client.resume(ask.instance, given)
+                case acts.ConfirmEpoch():
+                    client.confirm_epoch(ask.instance, ask.epoch, given)
+                case acts.Prefetch():
+                    return self._prefetch(client, ask, order)
+                case acts.Load():
+                    options = LoadOptions(mode=ask.mode, limit_s=ask.limit_s)
+                    return _verdict(order, client.load_weights(ask.instance, ask.source, given, options))
+        return Answered(order=order)
+
+    def _prefetch(self, client: EngineClient, ask: acts.Prefetch, order: Order) -> Event:
+        """The engine answers at once, and then has to be asked how far it is."""
+        deadline = time.monotonic() + self.limits.prefetch_s
+        options = LoadOptions(limit_s=self.limits.prefetch_s)
+        answer = client.prefetch_weights(ask.instance, ask.source, CommandOrder(**order._asdict()), options)
+        while answer.ok and any(rank.phase == "prefetching" for rank in answer.ranks):
+            if time.monotonic() > deadline:
+                return OutcomeLost(order=order)
+            time.sleep(LOOK_EVERY_S)
+            answer = client.weights()
+        unready = [rank for rank in answer.ranks if rank.prefetched != ask.source["version"]]
+        if not answer.ok or not unready:
+            return _verdict(order, answer)
+        return Answered(order=order, error=unready[0].error or "the copy was given up")
+
+
+def _read(client: EngineClient, *, takes_weights: bool) -> EngineFacts:
+    """Raises `EngineCallFailed`, also where the answers are of two lives."""
+    before = client.fence().instance
+    if takes_weights and not client.fence().running:
+        # What the fence says of the weights is what the ranks said last.
+        client.weights()
+    paused, fence = client.is_paused(), client.fence()
+    if fence.instance != before:
+        raise EngineCallFailed("another life of the engine answers")
+    return EngineFacts(
+        instance=fence.instance,
+        epoch=fence.epoch,
+        version=fence.version or FIRST_VERSION,
+        unfit=fence.unfit,
+        paused=paused,
+        loading=bool(fence.running),
+        lost=fence.lost,
+    )
+
+
+def _verdict(order: Order, answer: WeightsAnswer) -> Answered:
+    return Answered(order=order, error="" if answer.ok else answer.error or "no reason given")
+
+
+def _tell_router(router: RouterClient, ask: RouterAsk, order: Order) -> Event:
+    """Raises `RouterCallFailed`."""
+    match ask:
+        case acts.ReadRouter():
+            return RouterRead(order=order, facts=router.state())
+        case acts.SetGate():
+            router.set_gate(ask.gate, order, ask.timeout_s)
+        case acts.HandleInFlight():
+            router.handle_in_flight(ask.mode, order, ask.timeout_s)
+        case acts.Drain():
+            legs = router.drain(ask.name, order, draining=ask.draining, timeout_s=ask.timeout_s)
+            if legs and ask.draining and ask.timeout_s:
+                return Answered(order=order, error=f"{legs} requests still run on {ask.name}")
+        case acts.PublishEpoch():
+            router.publish(ask.epoch, ask.version, ask.instances, order)
+    return Answered(order=order)

@@ -1,0 +1,99 @@
+"""The router's internal port, as far as a coordinator needs it. Blocking; `receivers.py` makes the calls.
+
+The other end is `router/io/admin.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+import httpx
+
+from orchestrator.plan.types import RouterPlan
+from orchestrator.spec.weights import InFlightMode
+from orchestrator.weights.words import Order, ReplicaFacts, RouterFacts
+from router.core.gate import GateState
+
+CALL_S = 10.0
+"""Beyond the time that a command gives the router."""
+SHOWN = 300
+"""Characters of an unexpected answer that an error repeats."""
+
+
+class RouterCallFailed(Exception):
+    """No answer, or none that says whether the command was carried out."""
+
+
+class RouterRefused(RouterCallFailed):
+    """The router has said that it does not do it, or could not within the time."""
+
+
+class RouterClient:
+    """One router's commands. Every method raises `RouterCallFailed` where it does not do what was asked."""
+
+    def __init__(self, router: RouterPlan) -> None:
+        """Raises `RouterCallFailed` where the token cannot be read."""
+        try:
+            token = Path(router.token_file).read_text(encoding="ascii").strip()
+        except (OSError, ValueError) as error:
+            raise RouterCallFailed(f"the router's token cannot be read: {error}") from error
+        self._http = httpx.Client(
+            base_url=router.internal_url,
+            headers={"authorization": f"Bearer {token}"},
+            trust_env=False,
+            # Loading certificates costs more than a request; without TLS in the address there is nothing to verify.
+            verify=router.internal_url.startswith("https:"),
+        )
+
+    def __enter__(self) -> RouterClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._http.close()
+
+    def state(self) -> RouterFacts:
+        answer = self._call("GET", "/state", None, 0.0)
+        replicas = {
+            each["name"]: ReplicaFacts(instance=each["instance"], epoch=each["epoch"], draining=each["draining"])
+            for each in answer["replicas"]
+        }
+        return RouterFacts(gate=answer["gate"], replicas=replicas)
+
+    def set_gate(self, gate: GateState, order: Order, timeout_s: float) -> None:
+        self._command("/gate", order, timeout_s, gate=gate, timeout_s=timeout_s)
+
+    def handle_in_flight(self, mode: InFlightMode, order: Order, timeout_s: float) -> None:
+        self._command("/in_flight", order, timeout_s, mode=mode, timeout_s=timeout_s)
+
+    def drain(self, name: str, order: Order, *, draining: bool, timeout_s: float) -> int:
+        """How many legs the replica has left after `timeout_s`."""
+        path = f"/replicas/{name}/drain"
+        answer = self._command(path, order, timeout_s, draining=draining, timeout_s=timeout_s)
+        return int(answer["legs_in_flight"])
+
+    def publish(self, epoch: int, version: str, instances: Mapping[str, str], order: Order) -> None:
+        """Tell who holds these weights: instances by replica."""
+        replicas = [{"name": name, "instance": instance} for name, instance in instances.items()]
+        self._command("/epochs", order, 0.0, epoch=epoch, version=version, replicas=replicas)
+
+    def _command(self, path: str, order: Order, within_s: float, **fields: object) -> dict[str, Any]:
+        return self._call("POST", path, {**fields, **order._asdict()}, within_s)
+
+    def _call(self, method: Literal["GET", "POST"], path: str, body: object, within_s: float) -> dict[str, Any]:
+        try:
+            reply = self._http.request(method, path, json=body, timeout=within_s + CALL_S)
+        except httpx.HTTPError as error:
+            raise RouterCallFailed(f"{method} {path}: {str(error) or type(error).__name__}") from error
+        if not reply.is_success:
+            kind = RouterRefused if reply.is_client_error else RouterCallFailed
+            raise kind(f"{method} {path} answered {reply.status_code}: {reply.text[:SHOWN]}")
+        try:
+            answer: dict[str, Any] = reply.json()
+        except ValueError as error:
+            raise RouterCallFailed(f"{method} {path}: {reply.text[:SHOWN]}") from error
+        return answer

@@ -1,0 +1,80 @@
+"""The coordinator's shell: carries acts out in their order, brings answers and the clock back as events.
+
+`machine.py` decides, `receivers.py` talks to engines, router and pool, `journal.py` keeps the record.
+`orchestrator/supervision.py` gives it turns, and tells it what it sees of the processes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+
+from orchestrator.weights import acts
+from orchestrator.weights.events import Event, OutcomeLost, Ticked
+from orchestrator.weights.journal import Journal
+from orchestrator.weights.machine import Coordinator
+from orchestrator.weights.words import Position
+
+_log = logging.getLogger(__name__)
+
+
+class Runner:
+    """Of one job. Only one thread may give it turns."""
+
+    def __init__(
+        self,
+        *,
+        coordinator: Coordinator,
+        journal: Journal,
+        carry_out: Callable[[acts.Command], Event],
+        restart: Callable[[str, str], None],
+    ) -> None:
+        """`carry_out` blocks until a command has its event, and raises nothing that is foreseen. `restart` takes an
+        engine's name and why; it returns at once."""
+        self._coordinator = coordinator
+        self._journal = journal
+        self._carry_out = carry_out
+        self._restart = restart
+        self._answers: SimpleQueue[Event] = SimpleQueue()
+
+    @property
+    def position(self) -> Position:
+        return self._coordinator.position
+
+    def take(self, event: Event) -> None:
+        """Raises `UpdateRefused` as the machine does, and `CoordinatorReplaced` where another one acts now: then this
+        one must not go on, and neither must it after any other exception."""
+        for act in self._coordinator.step(event, time.monotonic()):
+            match act:
+                case acts.Record():
+                    self._journal.record(act.position)
+                case acts.Command():
+                    # Never waited for at the end: a receiver may be silent for as long as its command may take.
+                    threading.Thread(target=self._send, args=(act,), name=f"to {act.receiver}", daemon=True).start()
+                case acts.Restart():
+                    _log.warning("%s is given up and started again: %s", act.name, act.why)
+                    self._restart(act.name, act.why)
+                case acts.Say():
+                    _log.warning("%s", act.text)
+                case acts.Finish():
+                    _log.info("update %d: %s %s", act.ended.update, act.ended.outcome, act.ended.why)
+
+    def turn(self, at_most_s: float) -> None:
+        """Wait for one answer, or for the time that the machine wants to be woken; then let it go on."""
+        now = time.monotonic()
+        wait_s = max(0.0, min(at_most_s, self._coordinator.wake_at(now) - now))
+        try:
+            event = self._answers.get(timeout=wait_s)
+        except Empty:
+            event = Ticked()
+        self.take(event)
+
+    def _send(self, command: acts.Command) -> None:
+        try:
+            self._answers.put(self._carry_out(command))
+        except Exception:
+            _log.exception("a command to %s failed in a way that was not foreseen", command.receiver)
+            self._answers.put(OutcomeLost(order=command.order))
