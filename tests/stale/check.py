@@ -14,19 +14,17 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.harness import Headrace
-from tests.stale.fleet import ENGINES, NAME, STORAGE, Fleet, JobFleet, job, weight_sets
+from tests.stale.fleet import ENGINES, STORAGE, Fleet, job_fleet, weight_sets
 from tests.stale.judge import Reply, Stale, crossings, hits_across_epochs, judge
 from tests.stale.play import Played, play
 from tests.stale.reference import KEPT, Question, reference
 from tests.stale.schedule import make_schedule
 from tests.stale.stock import replica_by_replica, stock_fleet, without_faults
-from tests.stale.updates import Barrier
 
 SCHEDULES = 50
 CONTROL_SCHEDULES = 3
@@ -61,16 +59,6 @@ class Findings:
             if not self.crossings[index]:
                 found.append(f"schedule {seed}: no prompt that another epoch had in the pool")
         return found
-
-
-@contextmanager
-def job_fleet(headrace: Headrace, scratch: Path) -> Iterator[JobFleet]:
-    """The job, running."""
-    try:
-        status = headrace.up(job())
-        yield JobFleet(status, Barrier(status), scratch)
-    finally:
-        headrace.down(NAME)
 
 
 def play_all(fleet: Fleet, seeds: Sequence[int], limit_s: float = math.inf) -> list[Played]:

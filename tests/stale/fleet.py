@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,18 +19,20 @@ import httpx
 
 from tests.e2e.harness import (
     CALL_TIMEOUT_S,
-    ENGINE,
     EXTERNAL_HITS,
+    UP_TIMEOUT_S,
+    Headrace,
     engine_url,
     job_token,
     metric,
+    router_state,
     split_job,
     wait_until,
 )
 from tests.stack.weights.checkpoints import Tensors, changed, checkpoints
+from tests.stale.control_plane import ControlPlane, UpdateFailed
 from tests.stale.judge import version_name
 from tests.stale.schedule import LEASE_S, STALL_S, WEIGHTS, Fault, Update
-from tests.stale.updates import UpdateFailed, Updater
 
 NAME = "stale-check"
 ROUTER_PORT = 9451
@@ -35,6 +40,8 @@ ROLES = {"prefill": {"replicas": 2}, "decode": {"replicas": 2, "kv_offload": {"c
 PREFILL = ("prefill-0", "prefill-1")
 ENGINES = (*PREFILL, "decode-0", "decode-1")
 STORAGE = "storage-prefill-0"
+GRACE_S = 5
+"""Until the keys of an old epoch are purged: within the schedule."""
 
 
 class Fleet(Protocol):
@@ -42,93 +49,127 @@ class Fleet(Protocol):
 
     url: str
     """For clients."""
-    weights: int
-    """The set that it has now."""
 
-    def update(self, update: Update) -> None:
-        """Returns when the fleet serves the new weights. Blocking."""
+    def update(self, update: Update) -> str:
+        """Returns when it has ended: empty if the fleet has the new weights, else why not. Blocking."""
 
     def suffer(self, fault: Fault) -> None:
         """Returns when it is over. Blocking."""
 
+    def recover(self) -> None:
+        """Returns when all engines serve again. Blocking."""
+
     def pool_hits(self) -> dict[str, float]:
-        """Prompt tokens that each prefill engine has read from the pool in its present life."""
+        """Prompt tokens that each prefill engine that answers has read from the pool in its present life."""
 
 
 def weight_sets() -> list[Path]:
     return checkpoints("qwen3", WEIGHTS)
 
 
-def job() -> dict[str, Any]:
-    """Each engine computes in the process of its scheduler: on two cores, four further processes are in the way."""
+def job(name: str) -> dict[str, Any]:
     return split_job(
-        NAME,
+        name,
         weight_sets()[0],
         ROUTER_PORT,
         roles=ROLES,
         handoff={"lease": LEASE_S},
+        weights={"limits": {"grace": GRACE_S}},
         monitoring={"enabled": False},
-        engine={**ENGINE, "distributed_executor_backend": "uni"},
-        weights={},
     )
+
+
+@contextmanager
+def job_fleet(headrace: Headrace, scratch: Path) -> Iterator[JobFleet]:
+    """The job, running. `scratch`: an empty folder."""
+    with ControlPlane(headrace, NAME) as control:
+        try:
+            yield JobFleet(control, control.start(job(NAME)), scratch)
+        finally:
+            headrace.down(NAME)
 
 
 class JobFleet:
     """A running job."""
 
-    def __init__(self, status: dict[str, Any], updater: Updater, scratch: Path) -> None:
+    def __init__(self, control: ControlPlane, status: dict[str, Any], scratch: Path) -> None:
         self.url: str = status["router"]["url"]
-        self.weights = 0
-        self._status = status
-        self._updater = updater
+        self._control = control
+        self._urls = {name: engine_url(status, name) for name in ENGINES}
+        self._token = job_token(status)
+        self._weights = 0
         self._pushes = 0
         self._misfit = Path(changed(weight_sets()[0], scratch / "misfit", _without_a_norm)["path"])
 
-    def update(self, update: Update) -> None:
+    def update(self, update: Update) -> str:
+        over = threading.Event()
         with ThreadPoolExecutor(1) as beside:
-            if update.stalls:
-                stalled = beside.submit(self._stall, update.stalls)
-            if update.fails_first:
-                try:
-                    self._push(self.weights, self._misfit, update)
-                except UpdateFailed:
-                    pass
-                else:
-                    raise AssertionError("a checkpoint without a norm was taken")
-            weights = (self.weights + update.further) % WEIGHTS
-            self._push(weights, weight_sets()[weights], update)
-            self.weights = weights
-            if update.stalls:
-                stalled.result()
+            stalled = beside.submit(self._stall, update.stalls, over) if update.stalls else None
+            try:
+                if update.fails_first:
+                    self._push_misfit(update)
+                weights = (self._weights + update.further) % WEIGHTS
+                self._push(weights, weight_sets()[weights], update)
+                self._weights = weights
+                return ""
+            except UpdateFailed as failed:
+                return str(failed)
+            finally:
+                over.set()
+                if stalled is not None:
+                    stalled.result()
 
     def _push(self, weights: int, checkpoint: Path, update: Update) -> None:
         self._pushes += 1
-        self._updater.push(version_name(weights, self._pushes), checkpoint, update.strategy, update.in_flight)
+        self._control.push(version_name(weights, self._pushes), checkpoint, update.strategy, update.in_flight)
 
-    def _stall(self, engine: str) -> None:
+    def _push_misfit(self, update: Update) -> None:
+        try:
+            self._push(self._weights, self._misfit, update)
+        except UpdateFailed:
+            return
+        raise AssertionError("a checkpoint without a norm was taken")
+
+    def _stall(self, engine: str, over: threading.Event) -> None:
         """Stop an engine once it is paused, for longer than any handoff lives."""
-        url, token = f"{engine_url(self._status, engine)}/is_paused", job_token(self._status)
-
-        def paused() -> bool:
-            return bool(httpx.get(url, headers=token, timeout=CALL_TIMEOUT_S, trust_env=False).json()["is_paused"])
-
-        wait_until(f"{engine} is paused", paused, CALL_TIMEOUT_S)
-        self._stop(engine, STALL_S)
+        while not over.wait(0.05):
+            with suppress(httpx.HTTPError):
+                url = f"{self._urls[engine]}/is_paused"
+                if httpx.get(url, headers=self._token, timeout=CALL_TIMEOUT_S, trust_env=False).json()["is_paused"]:
+                    self._stop(engine, STALL_S)
+                    return
 
     def suffer(self, fault: Fault) -> None:
-        self._stop(fault.target, fault.lasts_s)
+        if fault.kind == "kill":
+            self._signal(fault.target, signal.SIGKILL)
+        else:
+            self._stop(fault.target, fault.lasts_s)
 
     def _stop(self, process: str, seconds: float) -> None:
-        group = next(int(unit["pid"]) for unit in self._status["units"] if unit["name"] == process)
-        os.killpg(group, signal.SIGSTOP)
-        try:
-            time.sleep(seconds)
-        finally:
-            os.killpg(group, signal.SIGCONT)
+        self._signal(process, signal.SIGSTOP)
+        time.sleep(seconds)
+        self._signal(process, signal.SIGCONT)
+
+    def _signal(self, process: str, number: signal.Signals) -> None:
+        """To all processes of an engine or a storage client; one that is gone at the moment has nothing to hear."""
+        pid = next(unit["pid"] for unit in self._control.status()["units"] if unit["name"] == process)
+        with suppress(ProcessLookupError):
+            os.killpg(pid, number)
+
+    def recover(self) -> None:
+        def is_whole() -> bool:
+            status = self._control.status()
+            epochs = [replica["epoch"] for replica in router_state(status)["replicas"] if replica["usable"]]
+            return status["phase"] == "ready" and epochs == [self._control.served_epoch()] * len(ENGINES)
+
+        wait_until(lambda: f"all engines serve: {self._control.status()}", is_whole, UP_TIMEOUT_S)
 
     def pool_hits(self) -> dict[str, float]:
-        token = job_token(self._status)
-        return {name: metric(f"{engine_url(self._status, name)}/metrics", EXTERNAL_HITS, token) for name in PREFILL}
+        found = {}
+        for name in PREFILL:
+            with suppress(httpx.HTTPError):
+                found[name] = metric(f"{self._urls[name]}/metrics", EXTERNAL_HITS, self._token)
+        return found
 
 
 def _without_a_norm(tensors: Tensors) -> None:

@@ -22,8 +22,8 @@ class Played:
     replies: tuple[Reply, ...]
     pool_hits: int
     """Prompt tokens that prefill engines read from the pool."""
-    update_s: tuple[float, ...]
-    """How long each update took."""
+    updates: tuple[str, ...]
+    """How each went."""
     seconds: float
 
     def __str__(self) -> str:
@@ -32,7 +32,7 @@ class Played:
         return (
             f"schedule {self.schedule.seed} ({self.schedule}): {outcomes['whole']} whole, {mixed} of them mixed, "
             f"{outcomes['left']} left, {outcomes['refused']} refused, {self.pool_hits} tokens from the pool, "
-            f"updates {' + '.join(f'{each:.0f}' for each in self.update_s)} of {self.seconds:.0f} s"
+            f"updates {'; '.join(self.updates)}; {self.seconds:.0f} s in all"
         )
 
 
@@ -41,27 +41,28 @@ async def play(schedule: Schedule, fleet: Fleet) -> Played:
     began = time.monotonic()
     clients = Clients(fleet.url, schedule.seed)
     hits = _Hits(fleet)
-    update_s: list[float] = []
+    updates: list[str] = []
     for each in schedule.rounds:
-        await _play_round(each, fleet, clients, update_s)
+        await _play_round(each, fleet, clients, updates)
         await asyncio.sleep(SETTLE_S)
         await asyncio.to_thread(hits.look)
+    await asyncio.to_thread(fleet.recover)
     return Played(
         schedule=schedule,
         replies=tuple(clients.replies),
         pool_hits=hits.total,
-        update_s=tuple(update_s),
+        updates=tuple(updates),
         seconds=time.monotonic() - began,
     )
 
 
-async def _play_round(each: Round, fleet: Fleet, clients: Clients, update_s: list[float]) -> None:
+async def _play_round(each: Round, fleet: Fleet, clients: Clients, updates: list[str]) -> None:
     keeps = each.update is not None and each.update.in_flight == "keep"
     async with asyncio.TaskGroup() as tasks:
         for ask in each.asks:
             tasks.create_task(_ask(clients, ask, keeps))
         if (update := each.update) is not None:
-            tasks.create_task(_update(fleet, update, update_s))
+            tasks.create_task(_update(fleet, update, updates))
         if (fault := each.fault) is not None:
             tasks.create_task(_suffer(fleet, fault))
 
@@ -71,11 +72,11 @@ async def _ask(clients: Clients, ask: Ask, keeps: bool) -> None:
     await clients.ask(ask, may_be_kept=keeps)
 
 
-async def _update(fleet: Fleet, update: Update, update_s: list[float]) -> None:
+async def _update(fleet: Fleet, update: Update, updates: list[str]) -> None:
     await asyncio.sleep(update.starts_s)
     began = time.monotonic()
-    await asyncio.to_thread(fleet.update, update)
-    update_s.append(time.monotonic() - began)
+    why_not = await asyncio.to_thread(fleet.update, update)
+    updates.append(f"{why_not or 'done'} in {time.monotonic() - began:.0f} s")
 
 
 async def _suffer(fleet: Fleet, fault: Fault) -> None:
@@ -96,4 +97,4 @@ class _Hits:
         for name, count in now.items():
             before = self._seen.get(name, 0.0)
             self.total += int(count - before if count >= before else count)
-        self._seen = now
+        self._seen |= now

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 Strategy = Literal["barrier", "rolling"]
 InFlight = Literal["readmit", "wait", "abort", "keep"]
-FaultKind = Literal["slow_store", "slow_engine"]
+FaultKind = Literal["slow_store", "slow_engine", "kill"]
 
 WEIGHTS = 6
 """Sets of weights that there are; a fleet starts with number 0."""

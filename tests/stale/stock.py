@@ -56,24 +56,25 @@ class StockFleet:
         assert plan.pool is not None
         assert plan.pool.metrics_url is not None
         self.url = proxy.url
-        self.weights = 0
+        self._weights = 0
         self._urls = {engine.name: engine.url for engine in plan.engines}
         self._pool_metrics_url = plan.pool.metrics_url
         self.pair = proxy.pair
         self._versions = proxy.versions
         self._pushes = 0
 
-    def update(self, update: Update) -> None:
+    def update(self, update: Update) -> str:
         """One engine after the other: pause, load, resume."""
         weights, push = self.next_weights(update.further)
         for name in ENGINES:
             self.load(name, weights, push, PAUSE_MODES[update.in_flight])
+        return ""
 
     def next_weights(self, further: int) -> tuple[int, int]:
         """The set that comes so many after the present one, from now on the fleet's, and the number of its push."""
-        self.weights = (self.weights + further) % WEIGHTS
+        self._weights = (self._weights + further) % WEIGHTS
         self._pushes += 1
-        return self.weights, self._pushes
+        return self._weights, self._pushes
 
     def serve_alone(self, name: str, prompt: Sequence[int]) -> None:
         """Let one engine compute a prompt, and wait until the pool has its blocks."""
@@ -96,6 +97,9 @@ class StockFleet:
     def suffer(self, fault: Fault) -> None:
         raise AssertionError("the control needs no faults to go wrong")
 
+    def recover(self) -> None:
+        """Nothing to wait for."""
+
     def pool_hits(self) -> dict[str, float]:
         return {name: metric(f"{self._urls[name]}/metrics", EXTERNAL_HITS) for name in PREFILL}
 
@@ -117,7 +121,7 @@ def _without_faults(each: Round) -> Round:
 def stock_fleet(home: Path) -> Iterator[StockFleet]:
     """Running, with its state in `home`."""
     service = local_service(home)
-    plan = service.plan(job_from_data({**job(), "name": NAME}, source=NAME))
+    plan = service.plan(job_from_data(job(NAME), source=NAME))
     units = [_stock(unit) for unit in plan.units if unit.name != "router"]
     run = RunContext(job=NAME, run_id=uuid.uuid4().hex, log_dir=home / NAME)
     write_fresh_token(Path(plan.router.token_file))

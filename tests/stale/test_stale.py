@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Headrace
-from tests.stale.check import SCHEDULES, examine, job_fleet, play_all
-from tests.stale.fleet import JobFleet
+from tests.stale.check import SCHEDULES, examine, play_all
+from tests.stale.fleet import JobFleet, job_fleet
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(7200)]
 
