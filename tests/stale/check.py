@@ -14,7 +14,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from tests.stale.fleet import ENGINES, STORAGE, Fleet, job_fleet, weight_sets
 from tests.stale.judge import Reply, Stale, crossings, hits_across_epochs, judge
 from tests.stale.play import Played, play
 from tests.stale.reference import KEPT, Question, reference
-from tests.stale.schedule import make_schedule
+from tests.stale.schedule import Schedule, make_schedule
 from tests.stale.stock import replica_by_replica, stock_fleet, without_faults
 
 SCHEDULES = 50
@@ -61,27 +61,29 @@ class Findings:
         return found
 
 
-def play_all(fleet: Fleet, seeds: Sequence[int], limit_s: float = math.inf) -> list[Played]:
+def play_all(fleet: Fleet, schedules: Iterable[Schedule], limit_s: float = math.inf) -> list[Played]:
     """Schedule after schedule; none begins once the time is up."""
-    played = []
-    began = time.monotonic()
-    for seed in seeds:
-        if time.monotonic() - began > limit_s:
+    played: list[Played] = []
+    ends = time.monotonic() + limit_s
+    for schedule in schedules:
+        if time.monotonic() > ends:
             break
-        played.append(asyncio.run(play(make_schedule(seed, ENGINES, STORAGE), fleet)))
+        played.append(asyncio.run(play(schedule, fleet)))
         print(played[-1], flush=True)
     return played
 
 
-def play_control(home: Path, seeds: Sequence[int]) -> list[Reply]:
+def play_control(home: Path, seeds: Iterable[int], limit_s: float = math.inf) -> list[Reply]:
     """Replies of stock practice: first the known scenario, then schedules. `home`: for the fleet's state."""
     with stock_fleet(home) as fleet:
         replies = list(asyncio.run(replica_by_replica(fleet)))
-        for seed in seeds:
-            played = asyncio.run(play(without_faults(make_schedule(seed, ENGINES, STORAGE)), fleet))
-            print(f"control: {played}", flush=True)
-            replies += played.replies
-    return replies
+        print("control: the replica-by-replica scenario, and on stock engines", flush=True)
+        played = play_all(fleet, [without_faults(each) for each in schedules_of(seeds)], limit_s)
+    return replies + [reply for each in played for reply in each.replies]
+
+
+def schedules_of(seeds: Iterable[int]) -> list[Schedule]:
+    return [make_schedule(seed, ENGINES, STORAGE) for seed in seeds]
 
 
 def examine(played: Sequence[Played], scratch: Path) -> Findings:
@@ -113,22 +115,24 @@ def main() -> None:
     arguments.add_argument("--schedules", type=int, default=SCHEDULES, help="how many; 0: none")
     arguments.add_argument("--control", type=int, default=CONTROL_SCHEDULES, help="how many on stock engines; 0: none")
     arguments.add_argument("--first", type=int, default=1, metavar="SEED", help="seed of the first")
-    arguments.add_argument("--limit-s", type=float, default=math.inf, help="begin no schedule after so long")
+    arguments.add_argument("--limit-s", type=float, default=math.inf, help="seconds after which no schedule begins")
     chosen = arguments.parse_args()
     complaints: list[str] = []
     wrong: list[Stale] = []
+    played: list[Played] = []
     with tempfile.TemporaryDirectory() as folder:
         scratch = Path(folder)
         if chosen.control:
-            wrong = stale_replies(play_control(HOME, range(chosen.first, chosen.first + chosen.control)), scratch)
+            seeds = range(chosen.first, chosen.first + chosen.control)
+            wrong = stale_replies(play_control(HOME, seeds, chosen.limit_s), scratch)
             for each in wrong:
-                print(f"control, as it should be: {each}")
+                print(f"control, as it should be: {each}", flush=True)
             if not wrong:
                 complaints.append("the control has found nothing wrong with stock practice")
-        played: list[Played] = []
         if chosen.schedules:
+            seeds = range(chosen.first, chosen.first + chosen.schedules)
             with job_fleet(Headrace(HOME), scratch) as fleet:
-                played = play_all(fleet, range(chosen.first, chosen.first + chosen.schedules), chosen.limit_s)
+                played = play_all(fleet, schedules_of(seeds), chosen.limit_s)
         found = examine(played, scratch)
     complaints += found.complaints
     for complaint in complaints:

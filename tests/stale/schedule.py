@@ -21,7 +21,7 @@ BLOCK = 32
 TALKS = 6
 COMMON = tuple((place * 37 + 11) % 250 + 1 for place in range(3 * BLOCK))
 """A beginning that conversations of all schedules share: the pool has it in every epoch that was."""
-LONGEST_COMPLETION = 40
+LONGEST_COMPLETION = 24
 LEASE_S = 15
 """Of a handoff. A prefill engine's pause lasts until those that nobody will read have run out."""
 STALL_S = LEASE_S + 3.0

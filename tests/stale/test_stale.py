@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.harness import Headrace
-from tests.stale.check import SCHEDULES, examine, play_all
+from tests.stale.check import SCHEDULES, examine, play_all, schedules_of
 from tests.stale.fleet import JobFleet, job_fleet
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(7200)]
@@ -28,11 +28,11 @@ def fleet(scratch: Path) -> Iterator[JobFleet]:
 
 
 def test_a_few_schedules(fleet: JobFleet, scratch: Path) -> None:
-    found = examine(play_all(fleet, range(1, 1 + FEW)), scratch)
+    found = examine(play_all(fleet, schedules_of(range(1, 1 + FEW))), scratch)
     assert found.complaints == []
 
 
 @pytest.mark.full
 def test_all_schedules(fleet: JobFleet, scratch: Path) -> None:
-    found = examine(play_all(fleet, range(1 + FEW, 1 + FEW + SCHEDULES)), scratch)
+    found = examine(play_all(fleet, schedules_of(range(1 + FEW, 1 + FEW + SCHEDULES))), scratch)
     assert found.complaints == []
