@@ -42,6 +42,9 @@ ENGINES = (*PREFILL, "decode-0", "decode-1")
 STORAGE = "storage-prefill-0"
 GRACE_S = 5
 """Until the keys of an old epoch are purged: within the schedule."""
+LOOK_EVERY_S = 0.05
+FRESH_S = 0.5
+"""An answer that took longer says nothing of now."""
 
 
 class Fleet(Protocol):
@@ -55,6 +58,108 @@ class Fleet(Protocol):
 
     def suffer(self, fault: Fault) -> None:
         """Returns when it is over. Blocking."""
+
+    def recover(self) -> None:
+        """Returns when all engines serve again. Blocking."""
+
+    def pool_hits(self) -> dict[str, float]:
+        """Prompt tokens that each prefill engine that answers has read from the pool in its present life."""
+
+
+def weight_sets() -> list[Path]:
+    return checkpoints("qwen3", WEIGHTS)
+
+
+def job(name: str) -> dict[str, Any]:
+    return split_job(
+        name,
+        weight_sets()[0],
+        ROUTER_PORT,
+        roles=ROLES,
+        handoff={"lease": LEASE_S},
+        weights={"limits": {"grace": GRACE_S}},
+        monitoring={"enabled": False},
+    )
+
+
+@contextmanager
+def job_fleet(headrace: Headrace, scratch: Path) -> Iterator[JobFleet]:
+    """The job, running. `scratch`: an empty folder."""
+    with ControlPlane(headrace, NAME) as control:
+        try:
+            yield JobFleet(control, control.start(job(NAME)), scratch)
+        finally:
+            headrace.down(NAME)
+
+
+class JobFleet:
+    """A running job."""
+
+    def __init__(self, control: ControlPlane, status: dict[str, Any], scratch: Path) -> None:
+        self.url: str = status["router"]["url"]
+        self._control = control
+        self._urls = {name: engine_url(status, name) for name in ENGINES}
+        self._token = job_token(status)
+        self._weights = 0
+        self._pushes = 0
+        self._misfit = Path(changed(weight_sets()[0], scratch / "misfit", _without_a_norm)["path"])
+
+    def update(self, update: Update) -> str:
+        over = threading.Event()
+        with ThreadPoolExecutor(1) as beside:
+            stalled = beside.submit(self._stall, update.stalls, over) if update.stalls else None
+            try:
+                if update.fails_first:
+                    self._push_misfit(update)
+                weights = (self._weights + update.further) % WEIGHTS
+                self._push(weights, weight_sets()[weights], update)
+                self._weights = weights
+                return ""
+            except UpdateFailed as failed:
+                return str(failed)
+            finally:
+                over.set()
+                if stalled is not None:
+                    stalled.result()
+
+    def _push(self, weights: int, checkpoint: Path, update: Update) -> None:
+        self._pushes += 1
+        self._control.push(version_name(weights, self._pushes), checkpoint, update.strategy, update.in_flight)
+
+    def _push_misfit(self, update: Update) -> None:
+        try:
+            self._push(self._weights, self._misfit, update)
+        except UpdateFailed:
+            return
+        raise AssertionError("a checkpoint without a norm was taken")
+
+    def _stall(self, engine: str, over: threading.Event) -> None:
+        """Stop an engine once it is paused, for longer than any handoff lives. Not one that may be at work again: what
+        it would then read late is another matter."""
+        pid = self._pid(engine)
+        while not over.wait(LOOK_EVERY_S):
+            asked_at = time.monotonic()
+            if self._is_paused(engine) and time.monotonic() - asked_at < FRESH_S:
+                _stop(pid, STALL_S)
+                return
+
+    def _is_paused(self, engine: str) -> bool:
+        url = f"{self._urls[engine]}/is_paused"
+        try:
+            reply = httpx.get(url, headers=self._token, timeout=CALL_TIMEOUT_S, trust_env=False)
+        except httpx.HTTPError:
+            return False
+        return reply.is_success and bool(reply.json()["is_paused"])
+
+    def suffer(self, fault: Fault) -> None:
+        pid = self._pid(fault.target)
+        if fault.kind == "kill":
+            _signal(pid, signal.SIGKILL)
+        else:
+            _stop(pid, fault.lasts_s)
+
+    def _pid(self, process: str) -> int:
+        return next(int(unit["pid"]) for unit in self._control.status()["units"] if unit["name"] == process)
 
     def recover(self) -> None:
         """Returns when all engines serve again. Blocking."""
@@ -170,6 +275,18 @@ class JobFleet:
             with suppress(httpx.HTTPError):
                 found[name] = metric(f"{self._urls[name]}/metrics", EXTERNAL_HITS, self._token)
         return found
+
+
+def _stop(pid: int, seconds: float) -> None:
+    _signal(pid, signal.SIGSTOP)
+    time.sleep(seconds)
+    _signal(pid, signal.SIGCONT)
+
+
+def _signal(pid: int, number: signal.Signals) -> None:
+    """To all processes of an engine or a storage client; one that is gone at the moment has nothing to hear."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, number)
 
 
 def _without_a_norm(tensors: Tensors) -> None:
