@@ -24,6 +24,7 @@ from connectors.vllm_plugin.fence_rules import (
     SALTED_HEADER,
     WEIGHTS_PATH,
 )
+from connectors.vllm_plugin.pool_keys import epoch_salt
 from connectors.vllm_plugin.weights.verdict import CommandName, RankReport, WeightCommand
 
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
@@ -281,9 +282,9 @@ class EngineClient:
         except (ValueError, KeyError, TypeError) as error:
             raise EngineCallFailed(f"{self._url}{FENCE_PATH}: no fence answered: {reply.text[:SHOWN]}") from error
 
-    def complete(self, fence: FenceView, model: str, prompt: Sequence[int], cache_salt: str) -> int:
-        """Compute one token after `prompt` (token ids), as a request of the life and epoch that `fence` shows. Returns
-        the prompt tokens that were cached.
+    def complete(self, fence: FenceView, model: str, prompt: Sequence[int], salt: str) -> int:
+        """Compute one token after `prompt` (token ids), as a request of the life and epoch that `fence` shows, salted
+        for that epoch. Returns the prompt tokens that were cached.
 
         Raises:
             EngineCallFailed: no answer, or an error.
@@ -294,7 +295,7 @@ class EngineClient:
             "max_tokens": 1,
             "temperature": 0,
             "ignore_eos": True,
-            "cache_salt": cache_salt,
+            "cache_salt": epoch_salt(fence.epoch or 0, salt),
         }
         headers = {INSTANCE_HEADER: fence.instance, EPOCH_HEADER: str(fence.epoch), SALTED_HEADER: "1"}
         reply = self._call("POST", "/v1/completions", json=body, headers=headers)

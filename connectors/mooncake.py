@@ -32,6 +32,8 @@ TRANSFER_PORTS_PER_CLIENT = 6
 
 
 STORE = "MooncakeStoreConnector"
+EPOCH_STORE_MODULE = "connectors.vllm_plugin.epoch_store"
+"""Has a class of the same name, whose keys follow the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +41,8 @@ class StoreSettings:
     cache_prefix: str
     save_decode_cache: bool
     cross_layers_blocks: bool
+    by_epoch: bool
+    """Whether weights change while the engine runs: each epoch's KV then has keys of its own."""
 
 
 def connector_entry(settings: StoreSettings) -> JsonDict:
@@ -51,7 +55,10 @@ def connector_entry(settings: StoreSettings) -> JsonDict:
         extra["save_decode_cache"] = True
     if settings.cross_layers_blocks:
         extra["enable_cross_layers_blocks"] = "True"
-    return {"kv_connector": STORE, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    entry: JsonDict = {"kv_connector": STORE, "kv_role": "kv_both", "kv_connector_extra_config": extra}
+    if settings.by_epoch:
+        entry["kv_connector_module_path"] = EPOCH_STORE_MODULE
+    return entry
 
 
 def client_config(

@@ -47,8 +47,4 @@ def local_service(home: Path) -> JobService:
 
 
 def _carry_out(plan: JobPlan) -> Callable[[Command], Event]:
-    return Receivers(plan=plan, limits=plan.weights.limits, purge=_purge).carry_out
-
-
-def _purge(epoch: int) -> None:
-    del epoch
+    return Receivers(plan=plan, limits=plan.weights.limits).carry_out

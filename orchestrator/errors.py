@@ -8,6 +8,8 @@
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
     ├── Unsupported             this version cannot do what was asked
     ├── UpdateRefused           weights cannot be updated so, or not now: the user asks otherwise, or later
+    ├── UpdateFailed            an update has ended, and the job does not serve it
+    ├── UpdateUnended           an update goes on, and nobody can wait for it any longer: the user asks again
     ├── UpdateUnknown           no update of this number was asked for
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
@@ -74,6 +76,14 @@ class JobFailed(HeadraceError):
 
 class UpdateRefused(HeadraceError):
     """An update of the weights that is not begun; nothing has changed."""
+
+
+class UpdateFailed(HeadraceError):
+    """An update of the weights has ended, and the job does not serve what was asked for."""
+
+
+class UpdateUnended(HeadraceError):
+    """An update of the weights goes on for longer than its caller can wait."""
 
 
 class UpdateUnknown(HeadraceError):

@@ -51,12 +51,8 @@ class WeightService:
         Raises:
             UpdateRefused: this update cannot be, or not now.
         """
-        job = self.store.get(name)
-        weights = job.plan.weights
-        if job.phase not in SERVING:
-            raise UpdateRefused(f"job {name!r} is {job.phase}: weights are pushed to a job that serves")
-        if not weights.in_place:
-            raise UpdateRefused(f"engines of job {name!r} keep their weights: start it with a [weights] section")
+        plan = self.updatable(name)
+        weights = plan.weights
         named = {**source, "version": version or source.get("version")}
         push = Push(
             version=str(named["version"]),
@@ -65,8 +61,17 @@ class WeightService:
             in_flight=options.in_flight or weights.in_flight,
             load_mode=options.load_mode or weights.load_mode,
         )
-        self._check(push, source, job.plan)
+        self._check(push, source, plan)
         return self.record(name, ask_for(self.updates, name, push))
+
+    def updatable(self, name: str) -> JobPlan:
+        """The plan of a job that may be pushed to. Raises `UpdateRefused` for any other."""
+        job = self.store.get(name)
+        if job.phase not in SERVING:
+            raise UpdateRefused(f"job {name!r} is {job.phase}: weights are pushed to a job that serves")
+        if not job.plan.weights.in_place:
+            raise UpdateRefused(f"engines of job {name!r} keep their weights: start it with a [weights] section")
+        return job.plan
 
     def _check(self, push: Push, source: Mapping[str, Any], plan: JobPlan) -> None:
         """What can be known before anything begins; the coordinator looks again."""

@@ -27,11 +27,13 @@ from connectors.vllm_plugin.fence_rules import (
     LONGEST_COMMAND,
     TOKEN_FILE_VARIABLE,
     Answer,
+    Command,
     FenceState,
     Headers,
     error_answer,
     route_kind,
 )
+from connectors.vllm_plugin.pool_epoch import PoolEpoch
 from connectors.vllm_plugin.weight_routes import WeightRoutes
 from connectors.vllm_plugin.weight_rules import LONGEST_WEIGHT_COMMAND
 
@@ -84,7 +86,8 @@ class Fence:
         self._app = app
         self._token = read_token(os.environ)
         self._state = FenceState(instance=read_instance(os.environ))
-        self._weights = WeightRoutes(self._state)
+        self._pool = PoolEpoch(self._state)
+        self._weights = WeightRoutes(self._state, self._pool)
         _log.info("fence: instance %s, closed until an epoch is confirmed", self._state.instance)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -104,7 +107,7 @@ class Fence:
         if kind == "generating":
             await self._generate(scope, headers, receive, send)
         elif kind == "fence":
-            await _reply(send, await self._own_route(scope["method"], receive))
+            await _reply(send, await self._own_route(scope, receive))
         elif kind == "weights":
             await _reply(send, await self._weight_route(scope, receive))
         elif kind == "vllm_weights":
@@ -150,19 +153,40 @@ class Fence:
         finally:
             self._state.end(number)
 
-    async def _own_route(self, method: str, receive: Receive) -> Answer:
-        if method == "GET":
+    async def _own_route(self, scope: Scope, receive: Receive) -> Answer:
+        if scope["method"] == "GET":
             return Answer(200, self._state.view())
-        if method != "POST":
+        if scope["method"] != "POST":
             return error_answer(405, "invalid_request_error", "/fence takes GET and POST")
         body = await _whole_body(receive, at_most=LONGEST_COMMAND)
         if body is None:
             return error_answer(400, "invalid_request_error", "the body did not arrive", param="body")
         before = self._state.epoch
-        answer = self._state.obey(_joined(body))
+        command = self._state.receive(_joined(body))
+        if isinstance(command, Answer):
+            return command
+        problem = await self._move(scope["app"].state.engine_client, command)
         if self._state.epoch != before:
             _log.info("fence: the confirmed epoch is %s, before it was %s", self._state.epoch, before)
-        return answer
+        if problem:
+            return error_answer(500, "fenced", f"the ranks are not all in epoch {command.epoch}: {problem}")
+        return Answer(200, self._state.view())
+
+    async def _move(self, client: Any, command: Command) -> str:
+        """Bring all ranks into the command's epoch, then open it. Returns why that failed."""
+        if command.epoch is None:
+            return await self._pool.move(client, None)
+        self._state.weights_command = f"the move to epoch {command.epoch}"
+        try:
+            problem = await self._pool.move(client, command.epoch)
+        finally:
+            self._state.weights_command = ""
+        if not problem:
+            self._state.confirm(command)
+        elif not self._state.lost:
+            # Those that did move have to leave again.
+            await self._pool.move(client, None)
+        return problem
 
     async def _weight_route(self, scope: Scope, receive: Receive) -> Answer:
         body = await _whole_body(receive, at_most=LONGEST_WEIGHT_COMMAND)

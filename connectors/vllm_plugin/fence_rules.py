@@ -187,7 +187,7 @@ class FenceState:
     version: str | None = None
     """Of the weights, where a load of ours brought them."""
     weights_command: str = ""
-    """What is being done to the weights now; empty while nothing is."""
+    """What is being done on all ranks now, most often to the weights; empty while nothing is."""
     torn: str = ""
     """Why the parameters are no version's; empty where they are whole. A load that succeeds mends it."""
     lost: str = ""
@@ -272,8 +272,9 @@ class FenceState:
         self.order = order
         return None
 
-    def obey(self, body: bytes) -> Answer:
-        """Carry out a POST /fence: confirm or withdraw the epoch."""
+    def receive(self, body: bytes) -> Command | Answer:
+        """Accept a POST /fence, or say why not. From then on the epoch is what both the old and the new one allow:
+        `confirm` opens a new one, when the ranks are in it."""
         try:
             command = read_command(body)
         except CommandInvalid as error:
@@ -288,8 +289,15 @@ class FenceState:
         if command.order == self.order and command.epoch != self.epoch:
             message = f"the command {given} was accepted before with epoch {self.epoch}, and now says {command.epoch}"
             return error_answer(409, "conflict", message, param="epoch", given=given, accepted=given)
-        self.epoch, self.order = command.epoch, command.order
-        return Answer(200, self.view())
+        self.order = command.order
+        if self.epoch != command.epoch:
+            self.epoch = None
+        return command
+
+    def confirm(self, command: Command) -> None:
+        """All ranks are in the command's epoch: open it, unless another command has come since."""
+        if self.order == command.order:
+            self.epoch = command.epoch
 
     def conflict(self, instance: str, order: Order) -> Answer | None:
         """Why a command for this instance and of this order must not be obeyed; None where it may."""

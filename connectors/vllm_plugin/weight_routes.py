@@ -1,18 +1,19 @@
 """The fence's routes about weights, and its guard around vLLM's own: sends commands to the ranks, believes what they
 agree on.
 
-`fence.py` hands requests over, `weight_rules.py` decides, `weights/` is the other end in the workers. vLLM's engine
-client is reached through the app that the fence wraps. Standard library only.
+`fence.py` hands requests over, `weight_rules.py` decides, `weights/` is the other end in the workers. Before weights
+change, the engine leaves its epoch in the pool. Standard library only.
 """
 
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 from connectors.vllm_plugin.fence_rules import Answer, CommandInvalid, FenceState, Order, error_answer
+from connectors.vllm_plugin.pool_epoch import PoolEpoch
+from connectors.vllm_plugin.rank_calls import ask_ranks, call_name, has_extension, rank_count
 from connectors.vllm_plugin.weight_rules import (
     apply_verdict,
     load_refusal,
@@ -22,7 +23,7 @@ from connectors.vllm_plugin.weight_rules import (
     verdict_answer,
 )
 from connectors.vllm_plugin.weights.settings import BACKEND, WORKER_EXTENSION
-from connectors.vllm_plugin.weights.verdict import EngineVerdict, WeightCommand, judge, lost_verdict
+from connectors.vllm_plugin.weights.verdict import EngineVerdict, WeightCommand
 
 Forward = Callable[[], Awaitable[Answer]]
 """Lets vLLM's own route answer, whole."""
@@ -36,8 +37,9 @@ _log = logging.getLogger("vllm.headrace.fence")
 class WeightRoutes:
     """Of one engine; one command at a time."""
 
-    def __init__(self, state: FenceState) -> None:
+    def __init__(self, state: FenceState, pool: PoolEpoch) -> None:
         self._state = state
+        self._pool = pool
         self._last: tuple[Order, bytes, Answer] | None = None
         """Order, body and answer of the last command: who repeats it gets the same answer."""
         self._last_verdict: EngineVerdict | None = None
@@ -53,7 +55,7 @@ class WeightRoutes:
         if name == "state":
             return await self._state_answer(client)
         try:
-            request = read_request(name, body, _call())
+            request = read_request(name, body, call_name())
         except CommandInvalid as error:
             return error_answer(400, "invalid_request_error", str(error), param=error.field)
         command = request.command
@@ -90,9 +92,11 @@ class WeightRoutes:
             if refusal := load_refusal(self._state):
                 return refusal
             self._state.epoch = None
+            if problem := await self._pool.move(client, None):
+                return error_answer(500, "weight_update_failed", problem, param="pool")
             if is_ours:
                 # One that was started and never finished must not stand in the way.
-                await self._ask(client, WeightCommand(name="reset", call=_call()))
+                await self._ask(client, WeightCommand(name="reset", call=call_name()))
         elif path == "/finish_weight_update" and is_ours and (failed := await self._session_failure(client)):
             return failed
         try:
@@ -113,7 +117,7 @@ class WeightRoutes:
         return answer
 
     async def _session_failure(self, client: Any) -> Answer | None:
-        verdict = await self._ask(client, WeightCommand(name="state", call=_call()))
+        verdict = await self._ask(client, WeightCommand(name="state", call=call_name()))
         error = session_error(verdict)
         if not error:
             return None
@@ -124,7 +128,7 @@ class WeightRoutes:
             # The ranks answer between two commands; meanwhile this is what they said last.
             last = self._last_verdict or EngineVerdict(ok=True, error="", torn="", lost="", reports=())
             return verdict_answer(self._state, last, running=self._state.weights_command)
-        verdict = await self._ask(client, WeightCommand(name="state", call=_call()))
+        verdict = await self._ask(client, WeightCommand(name="state", call=call_name()))
         answer = verdict_answer(self._state, verdict, running="")
         return Answer(200, answer.content)
 
@@ -139,10 +143,11 @@ class WeightRoutes:
         self._state.weights_command = command.name
         before, self._state.epoch = self._state.epoch, None
         try:
-            verdict = await self._ask(client, command)
+            problem = await self._pool.move(client, None)
+            verdict = _unmoved(problem, self._state.lost) if problem else await self._ask(client, command)
             if verdict.ok:
                 await self._after_success(client, command.source["version"])
-            elif not self._state.unfit():
+            elif not self._state.unfit() and not await self._pool.move(client, before):
                 # The old weights are whole on every rank: what was confirmed for them still holds.
                 self._state.epoch = before
         finally:
@@ -163,20 +168,14 @@ class WeightRoutes:
             self._state.torn = f"caches of the old weights could not be emptied: {error}"
 
     async def _ask(self, client: Any, command: WeightCommand) -> EngineVerdict:
-        ranks = _ranks(client)
         limit_s = command.limit_s + 2 * command.timeout_s + RANK_MARGIN_S
-        try:
-            answers = await client.collective_rpc("headrace_weights", timeout=limit_s, args=(command.to_wire(),))
-        except Exception as error:
-            verdict = lost_verdict(f"the ranks did not answer: {type(error).__name__}: {error}")
-        else:
-            verdict = judge(command.call, answers, ranks)
+        verdict = await ask_ranks(client, "headrace_weights", command.call, (command.to_wire(),), limit_s)
         self._last_verdict = verdict
         apply_verdict(self._state, verdict)
         return verdict
 
     def _rank_raised(self, client: Any, path: str) -> None:
-        if _ranks(client) > 1:
+        if rank_count(client) > 1:
             self._state.lost = f"{path} raised in a rank, so later answers of the ranks are shifted"
 
     def _note(self, verdict: EngineVerdict, *, ok: bool) -> None:
@@ -191,12 +190,9 @@ class WeightRoutes:
         return error_answer(409, "conflict", f"{self._state.weights_command} is running", param="running")
 
 
-def _call() -> str:
-    return secrets.token_hex(8)
-
-
-def _ranks(client: Any) -> int:
-    return int(client.vllm_config.parallel_config.world_size)
+def _unmoved(problem: str, lost: str) -> EngineVerdict:
+    """Of a load that was not begun."""
+    return EngineVerdict(ok=False, error=problem, torn="", lost=lost, reports=())
 
 
 def _backend(client: Any) -> str | None:
@@ -205,7 +201,7 @@ def _backend(client: Any) -> str | None:
 
 
 def _without_extension(client: Any) -> Answer | None:
-    if client.vllm_config.parallel_config.worker_extension_cls == WORKER_EXTENSION:
+    if has_extension(client):
         return None
     message = f"the engine was started without --worker-extension-cls {WORKER_EXTENSION}"
     return error_answer(501, "not_implemented", message)

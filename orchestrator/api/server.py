@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import logging
 import secrets
 import threading
@@ -16,6 +17,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from orchestrator.api.routes_job import BodyTooLarge, UnknownBodyType, UnreadableBody, job_routes, resume_starts
+from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.schemas import ErrorBody, ErrorReply, Note, notes
 from orchestrator.errors import (
@@ -25,7 +27,9 @@ from orchestrator.errors import (
     PlanRefused,
     SpecError,
     Unsupported,
+    UpdateFailed,
     UpdateRefused,
+    UpdateUnended,
     UpdateUnknown,
 )
 from orchestrator.service import JobService
@@ -46,6 +50,8 @@ STATUS_OF: tuple[tuple[type[HeadraceError], int], ...] = (
     (JobExists, 409),
     (UpdateRefused, 409),
     (PortsReserved, 409),
+    (UpdateFailed, 500),
+    (UpdateUnended, 504),
 )
 """The first that fits counts; any other error of ours is a 500 with its text."""
 
@@ -67,11 +73,11 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
 
     @app.middleware("http")
     async def guard(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
-        if token is not None and request.url.path not in OPEN_PATHS:
-            given = request.headers.get("authorization", "").encode()
-            if not secrets.compare_digest(given, f"Bearer {token}".encode()):
-                message = "give the API token as a bearer token in the Authorization header"
-                return _reply(401, message, headers={"www-authenticate": "Bearer"})
+        given = _given_token(request.headers.get("authorization", ""))
+        is_open = token is None or request.url.path in OPEN_PATHS
+        if not is_open and not secrets.compare_digest(given, str(token).encode()):
+            message = "give the API token as a bearer token in the Authorization header"
+            return _reply(401, message, headers={"www-authenticate": "Bearer"})
         try:
             return await go_on(request)
         except Exception as error:
@@ -85,11 +91,23 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
 
     app.include_router(job_routes(service))
     app.include_router(weight_routes(service.weights))
+    app.include_router(rlhf_routes(service.weights))
     app.add_exception_handler(ClientDisconnect, _client_gone)
     app.add_exception_handler(HeadraceError, _headrace_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _parameter_error)
     return app
+
+
+def _given_token(authorization: str) -> bytes:
+    """A bearer token; or the password of a URL, which is all that vLLM's weight sync client can be given."""
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip().encode()
+    try:
+        return base64.b64decode(given, validate=True).partition(b":")[2] if scheme.lower() == "basic" else b""
+    except ValueError:
+        return b""
 
 
 async def _headrace_error(_request: Request, error: Exception) -> Response:

@@ -130,6 +130,7 @@ def chain_parts(role: RoleConfig, shared: _Shared) -> ChainParts:
             cache_prefix=shared.pool.cache_prefix,
             save_decode_cache=role.offload.save_decode_cache and shared.abilities.save_decode_cache,
             cross_layers_blocks=shared.layout.cross_layers_blocks,
+            by_epoch=shared.spec.weights is not None,
         )
     if isinstance(role.offload, NativeOffload):
         disk = role.offload.disk

@@ -88,6 +88,8 @@ def plan_pool(
         metrics_url=metrics_url,
         cache_prefix=spec.pool.cache_prefix
         or derive_cache_prefix(spec.name, _identity(spec, pooled, facts, abilities)),
+        epoch_keys=spec.weights is not None and all(role.transfer_override is None for role in pooled),
+        python=abilities.python,
         capacity_bytes=mounted,
         clients=tuple(
             StorageClientPlan(name=lender.name, node=lender.node.name, segment_bytes=lender.num_bytes)

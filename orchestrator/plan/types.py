@@ -55,6 +55,10 @@ class PoolPlan:
     metrics_url: str | None
     """Of the master's own metrics; None where the job joins a master it does not run."""
     cache_prefix: str
+    epoch_keys: bool
+    """Each epoch's KV has keys of its own and can be purged alone; not where an engine has a stock store connector."""
+    python: str
+    """An interpreter that has the pool's client."""
     capacity_bytes: int
     """What this job's storage clients lend."""
     clients: tuple[StorageClientPlan, ...]

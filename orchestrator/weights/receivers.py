@@ -7,7 +7,6 @@ neither the one nor the other is a lost outcome, after which the machine reads t
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from connectors.engine_client import (
@@ -18,6 +17,7 @@ from connectors.engine_client import (
     LoadOptions,
     WeightsAnswer,
 )
+from connectors.pool_client import PoolCallFailed, PoolClient
 from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.plan.weights import Limits
 from orchestrator.weights import acts
@@ -31,25 +31,19 @@ FIRST_VERSION = "initial"
 """Of the weights that every life of an engine starts with, those of the job file's model. No push may name its so."""
 
 
-class PurgeFailed(Exception):
-    """Keys of an epoch are left, or nobody knows."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Receivers:
     """Those of one job."""
 
     plan: JobPlan
     limits: Limits
-    purge: Callable[[int], None]
-    """Removes an epoch's keys from the pool. Raises `PurgeFailed`."""
 
     def carry_out(self, command: Command) -> Event:
         order, ask = command.order, command.ask
         try:
             match ask:
                 case acts.Purge():
-                    self.purge(ask.epoch)
+                    self._purge(ask.epoch)
                     return Answered(order=order)
                 case acts.ReadRouter() | acts.SetGate() | acts.HandleInFlight() | acts.Drain() | acts.PublishEpoch():
                     with RouterClient(self.plan.router) as router:
@@ -57,10 +51,18 @@ class Receivers:
                 case _:
                     engine = next(each for each in self.plan.engines if each.name == command.receiver)
                     return self._tell_engine(engine, ask, order)
-        except (EngineRefused, RouterRefused, PurgeFailed) as refused:
+        except (EngineRefused, RouterRefused, PoolCallFailed) as refused:
             return Answered(order=order, error=str(refused))
         except (EngineCallFailed, RouterCallFailed):
             return OutcomeLost(order=order)
+
+    def _purge(self, epoch: int) -> None:
+        """Where epochs have no keys of their own, an older one's are never read again and go as the pool fills. Raises
+        `PoolCallFailed`."""
+        pool = self.plan.pool
+        if pool is not None and pool.epoch_keys:
+            client = PoolClient(python=pool.python, master_address=pool.master_address, metrics_url=pool.metrics_url)
+            client.purge_epoch(pool.cache_prefix, epoch, self.limits.command_s)
 
     def _tell_engine(self, engine: EnginePlan, ask: EngineAsk, order: Order) -> Event:
         """Raises `EngineCallFailed`."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
+from connectors.vllm_plugin.pool_keys import epoch_salt
+
 _SALT_BYTES = 20
 _KEPT = 20_000
 """Epochs whose version is remembered (a week of one every 30 seconds); older names can't be asked for any more."""
@@ -50,10 +52,11 @@ class Epochs:
 
 
 class Salter:
-    """`cache_salt` values: a keyed hash of job secret, epoch and the client's own salt.
+    """`cache_salt` values: the epoch, and a keyed hash of job secret, epoch and the client's own salt.
 
     Equal client salts share a cache within one epoch, different ones never do, and nobody without the secret can
-    name another epoch's. Hexadecimal digits obey vLLM's limits (128 characters, no `@ / \\ NUL`).
+    name another epoch's. Engines read the epoch and keep its KV apart in the pool. Hexadecimal digits obey vLLM's
+    limits (128 characters, no `@ / \\ NUL`).
     """
 
     def __init__(self, secret: bytes) -> None:
@@ -62,9 +65,10 @@ class Salter:
 
     def salt(self, epoch: int, client_salt: str | None) -> str:
         if client_salt is not None:
-            return self._hash(b"%d s %s" % (epoch, client_salt.encode("utf-8", "surrogatepass")))
+            text = b"%d s %s" % (epoch, client_salt.encode("utf-8", "surrogatepass"))
+            return epoch_salt(epoch, self._hash(text))
         if self._plain[0] != epoch:
-            self._plain = (epoch, self._hash(b"%d" % epoch))
+            self._plain = (epoch, epoch_salt(epoch, self._hash(b"%d" % epoch)))
         return self._plain[1]
 
     def _hash(self, text: bytes) -> str:

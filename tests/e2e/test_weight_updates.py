@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +174,7 @@ def logprobs(job: dict[str, Any]) -> list[list[float]]:
 
 
 def difference(left: list[list[float]], right: list[list[float]]) -> float:
-    pairs = zip(sum(left, []), sum(right, []), strict=True)
+    pairs = zip(chain.from_iterable(left), chain.from_iterable(right), strict=True)
     return max(abs(one - other) for one, other in pairs)
 
 

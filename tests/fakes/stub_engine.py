@@ -140,6 +140,7 @@ class StubEngine:
     async def start(self, port: int = 0) -> None:
         app = web.Application(client_max_size=256 * 1024 * 1024, middlewares=[self._guard])
         app.on_response_prepare.append(self._label)
+        self.add_routes(app)
         app.router.add_get("/health", self._health)
         app.router.add_get("/fence", self._fence_view)
         app.router.add_get("/v1/models", self._models)
@@ -156,6 +157,9 @@ class StubEngine:
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", port).start()
         self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+
+    def add_routes(self, app: web.Application) -> None:
+        """Further ones, of subclasses."""
 
     async def stop(self) -> None:
         if self._runner is not None:

@@ -1,7 +1,7 @@
-"""`rank.py` as a method of vLLM's worker: `--worker-extension-cls
+"""`rank.py`, and the rank's share of the pool, as methods of vLLM's worker: `--worker-extension-cls
 connectors.vllm_plugin.weights.extension.WorkerExtension`.
 
-vLLM's collective call reaches it by name on all ranks; `vllm_plugin/weight_routes.py` makes the calls.
+vLLM's collective call reaches them by name on all ranks; `vllm_plugin/rank_calls.py` makes the calls.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm.config import set_current_vllm_config
+from vllm.distributed.kv_transfer import has_kv_transfer_group
 
 from connectors.vllm_plugin.register import register
 from connectors.vllm_plugin.weights.backend import HeadraceWeightEngine
@@ -38,12 +39,26 @@ class WorkerExtension:
                 return self.headrace_rank.answer(command)
         except Exception as error:
             # Whatever it is, it must not be raised (see `verdict.py`).
-            text = f"{type(error).__name__}: {error}"
-            size = worker.vllm_config.parallel_config.world_size
-            report = RankReport(
-                call=str(command.get("call")), rank=worker.rank % size, ranks=size, ok=False, error=text
-            )
-            return report.to_wire()
+            return _report(worker, str(command.get("call")), error).to_wire()
+
+    def headrace_pool(self, call: str, epoch: int | None) -> dict[str, Any]:
+        """Use the pool for requests of `epoch` alone; None: not at all. Returns a `RankReport`; never raises."""
+        try:
+            if has_kv_transfer_group():
+                # vLLM's store connector is imported only where an engine has a connector.
+                from connectors.vllm_plugin.epoch_store import move_to_epoch
+
+                move_to_epoch(epoch)
+            return _report(self, call).to_wire()
+        except Exception as error:
+            return _report(self, call, error).to_wire()
+
+
+def _report(worker: Any, call: str, error: Exception | None = None) -> RankReport:
+    """Of a call that says nothing about weights."""
+    size = worker.vllm_config.parallel_config.world_size
+    text = "" if error is None else f"{type(error).__name__}: {error}"
+    return RankReport(call=call, rank=worker.rank % size, ranks=size, ok=error is None, error=text)
 
 
 def _rank_of(worker: Any) -> RankWeights:

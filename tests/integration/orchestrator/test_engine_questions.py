@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -15,6 +16,7 @@ from connectors.engine_client import EXTERNAL_HITS, CacheConfig, CommandOrder, E
 from connectors.vllm_plugin.fence import Fence
 from orchestrator.observe.engines import RunningEngines
 from orchestrator.plan.types import EnginePlan
+from tests.unit.connectors.vllm_plugin.asgi import PLAIN_ENGINE
 
 FIRST = CommandOrder(update=0, attempt=0, step=0)
 METRICS = 'vllm:cache_config_info{block_size="32",cache_dtype="auto",engine="0"} 1.0\n'
@@ -90,7 +92,13 @@ def engine_plan(name: str, url: str, token_file: Path) -> EnginePlan:
 @pytest.fixture
 def fenced(engine: SmallEngine, serve: Callable[[Any], httpx.Client], token_file: Path) -> EnginePlan:
     """The engine behind its fence, as it boots."""
-    return engine_plan("prefill-0", str(serve(Fence(engine)).base_url), token_file)
+    fence = Fence(engine)
+    app = SimpleNamespace(state=SimpleNamespace(engine_client=PLAIN_ENGINE))
+
+    async def as_of_vllm(scope: Any, receive: Any, send: Any) -> None:
+        await fence({**scope, "app": app}, receive, send)
+
+    return engine_plan("prefill-0", str(serve(as_of_vllm).base_url), token_file)
 
 
 @pytest.fixture
@@ -137,7 +145,7 @@ def test_a_probe_that_fails_leaves_the_fence_closed(engine: SmallEngine, fenced:
 def test_a21_a_pool_that_answers(engine: SmallEngine, plan: EnginePlan) -> None:
     probe = RunningEngines().probe_offload(plan, "small", "salt")
     assert (probe.engine, probe.prompt_tokens, probe.external_hit_tokens, probe.problem) == ("prefill-0", 66, 64, "")
-    assert [body["cache_salt"] for body in engine.bodies] == ["salt", "salt"]
+    assert [body["cache_salt"] for body in engine.bodies] == ["1.salt", "1.salt"]
     assert engine.bodies[0] == engine.bodies[1]
 
 

@@ -149,9 +149,18 @@ def engine(
 
 
 def start_engine(
-    model: Path, folder: Path, port: int, *, ranks: int = 1, settings: Mapping[str, Any] | None = None, cores: str = ""
+    model: Path,
+    folder: Path,
+    port: int,
+    *,
+    ranks: int = 1,
+    settings: Mapping[str, Any] | None = None,
+    cores: str = "",
+    arguments: Mapping[str, object] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> EngineProcess:
-    """Begin to start one; `cores`: which CPU cores its ranks compute on, as vLLM spells them."""
+    """Begin to start one; `cores`: which CPU cores its ranks compute on, as vLLM spells them; `arguments` and
+    `variables`: further ones of its command line and environment, or others than usual."""
     folder.mkdir(parents=True, exist_ok=True)
     token = folder / "token"
     token.write_text(secrets.token_hex(16), encoding="ascii")
@@ -167,8 +176,10 @@ def start_engine(
         "UCX_TLS": "tcp,self,sm",
         "UCX_NET_DEVICES": "lo",
         "HF_HUB_OFFLINE": "1",
+        **(variables or {}),
     }
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *_arguments(model, port, ranks)]
+    options = _arguments(model, port, ranks, arguments or {})
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *options]
     with (folder / "engine.log").open("ab") as log:
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -178,7 +189,7 @@ def start_engine(
     return EngineProcess(url=url, folder=folder, ranks=ranks, process=process, client=client)
 
 
-def _arguments(model: Path, port: int, ranks: int) -> list[str]:
+def _arguments(model: Path, port: int, ranks: int, more: Mapping[str, object]) -> list[str]:
     options: dict[str, object] = {
         "--model": model,
         "--served-model-name": "tiny",
@@ -194,6 +205,7 @@ def _arguments(model: Path, port: int, ranks: int) -> list[str]:
         "--worker-extension-cls": WORKER_EXTENSION,
         "--weight-transfer-config": json.dumps({"backend": BACKEND}),
         "--distributed-executor-backend": "mp" if ranks > 1 else "uni",
+        **more,
     }
     return ["--enforce-eager", *(str(part) for option in options.items() for part in option)]
 

@@ -22,6 +22,7 @@ TRANSFER_PORTS = 24
 @dataclass(frozen=True)
 class RunningVolume:
     volume: Volume
+    metrics_url: str
     master: Process
     client: Process
 
@@ -58,7 +59,7 @@ def running_volume(folder: Path, *, capacity_bytes: int, lease_s: float) -> Iter
         with started(f"{name}-client", client_argv(client), folder=folder, environment=environment) as storage:
             _wait_listening(storage, client_port)
             volume = Volume(master=client.master_address, protocol="tcp", host=HOST, devices=(), lend_bytes=0)
-            yield RunningVolume(volume, master, storage)
+            yield RunningVolume(volume, f"http://{HOST}:{metrics_port}/metrics", master, storage)
 
 
 def _program(name: str) -> str:

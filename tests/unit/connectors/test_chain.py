@@ -13,7 +13,7 @@ from connectors.types import JsonDict, Role
 from tests.unit.orchestrator.samples import GPU
 
 HANDOFF = NixlSettings(lease_s=20, num_threads=2, cross_layers_blocks=False)
-STORE = StoreSettings(cache_prefix="p", save_decode_cache=True, cross_layers_blocks=False)
+STORE = StoreSettings(cache_prefix="p", save_decode_cache=True, cross_layers_blocks=False, by_epoch=False)
 NIXL_EXTRA = {"num_threads": 2, "kv_lease_duration": 20}
 
 

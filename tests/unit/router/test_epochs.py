@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connectors.vllm_plugin.pool_keys import epoch_of
 from router.core.epochs import Epochs, Salter
 
 
@@ -44,10 +45,11 @@ CLIENT_SALTS = st.none() | st.text(min_size=1, max_size=128)
 
 
 @given(epoch=st.integers(0, 2**63), salt=CLIENT_SALTS)
-def test_a_salt_fits_the_engines_and_tells_nothing(epoch: int, salt: str | None) -> None:
+def test_a_salt_fits_the_engines_and_tells_its_epoch_alone(epoch: int, salt: str | None) -> None:
     made = SALTER.salt(epoch, salt)
     assert 1 <= len(made) <= 128
-    assert re.fullmatch("[0-9a-f]+", made)
+    assert re.fullmatch("[0-9]+[.][0-9a-f]{40}", made)
+    assert epoch_of(made) == epoch
     assert b"the job's secret".hex() not in made
 
 

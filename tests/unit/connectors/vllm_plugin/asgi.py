@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from connectors.vllm_plugin.fence import App, Message, Receive, Scope, Send
@@ -96,9 +97,14 @@ class Exchange:
         return b"".join(message["body"] for message in self.sent[1:])
 
 
+PLAIN_ENGINE = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=SimpleNamespace(worker_extension_cls="")))
+"""An engine client whose ranks know nothing of us."""
+
+
 def scope_of(method: str, path: str, headers: dict[str, str], **more: Any) -> Scope:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    return {"type": "http", "method": method, "path": path, "headers": raw, **more}
+    app = SimpleNamespace(state=SimpleNamespace(engine_client=PLAIN_ENGINE))
+    return {"type": "http", "method": method, "path": path, "headers": raw, "app": app, **more}
 
 
 async def call(

@@ -381,6 +381,8 @@ def test_it_needs_only_the_standard_library() -> None:
         "connectors.vllm_plugin.fence",
         "connectors.vllm_plugin.fence_rules",
         "connectors.vllm_plugin.weight_routes",
+        "connectors.vllm_plugin.pool_epoch",
+        "connectors.vllm_plugin.rank_calls",
         "connectors.vllm_plugin.weight_rules",
         "connectors.vllm_plugin.weights",
         "connectors.vllm_plugin.weights.settings",

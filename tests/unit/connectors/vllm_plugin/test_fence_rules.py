@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from connectors.vllm_plugin.fence_rules import FenceState, Order, RouteKind, route_kind
+from connectors.vllm_plugin.fence_rules import Answer, Command, FenceState, Order, RouteKind, route_kind
 
 RIGHT = {b"x-headrace-instance": b"life-1", b"x-headrace-epoch": b"5", b"x-headrace-salted": b"1"}
 
@@ -138,11 +138,20 @@ def command(order: Order, epoch: int | None = 6, instance: str = "life-1", **mor
     return json.dumps(body).encode()
 
 
+def obey(state: FenceState, body: bytes) -> Answer:
+    """With ranks that are where they should be at once."""
+    received = state.receive(body)
+    if isinstance(received, Answer):
+        return received
+    state.confirm(received)
+    return Answer(200, state.view())
+
+
 @pytest.mark.parametrize("order", [(3, 0, 3), (3, 1, 0), (4, 0, 0)])
 @pytest.mark.parametrize("epoch", [6, 5, None])
 def test_a_later_command_confirms_or_withdraws(order: Order, epoch: int | None) -> None:
     state = confirmed()
-    answer = state.obey(command(order, epoch))
+    answer = obey(state, command(order, epoch))
     assert (answer.status, answer.content) == (200, state.view())
     assert (state.epoch, state.order) == (epoch, order)
 
@@ -150,7 +159,7 @@ def test_a_later_command_confirms_or_withdraws(order: Order, epoch: int | None) 
 @pytest.mark.parametrize("order", [(3, 0, 1), (2, 9, 9), (0, 0, 0)])
 def test_an_older_command_is_refused_with_both(order: Order) -> None:
     state = confirmed()
-    answer = state.obey(command(order))
+    answer = obey(state, command(order))
     assert answer.status == 409
     assert (answer.content["given"], answer.content["accepted"]) == (list(order), [3, 0, 2])
     assert state == confirmed()
@@ -158,15 +167,39 @@ def test_an_older_command_is_refused_with_both(order: Order) -> None:
 
 def test_an_equal_command_changes_nothing_and_must_say_the_same() -> None:
     state = confirmed()
-    assert state.obey(command((3, 0, 2), epoch=5)).status == 200
-    other = state.obey(command((3, 0, 2), epoch=6))
+    assert obey(state, command((3, 0, 2), epoch=5)).status == 200
+    other = obey(state, command((3, 0, 2), epoch=6))
     assert (other.status, other.content["error"]["param"]) == (409, "epoch")
     assert state == confirmed()
 
 
+def test_between_two_epochs_there_is_none() -> None:
+    state = confirmed()
+    received = state.receive(command((4, 0, 0), epoch=6))
+    assert (state.epoch, state.order) == (None, (4, 0, 0))
+    assert isinstance(received, Command)
+    state.confirm(received)
+    assert state.epoch == 6
+
+
+def test_the_same_epoch_stays_open_while_it_is_confirmed_again() -> None:
+    state = confirmed()
+    state.receive(command((4, 0, 0), epoch=5))
+    assert state.epoch == 5
+
+
+def test_what_was_overtaken_confirms_nothing() -> None:
+    state = confirmed()
+    overtaken = state.receive(command((4, 0, 0), epoch=6))
+    state.receive(command((4, 0, 1), epoch=None))
+    assert isinstance(overtaken, Command)
+    state.confirm(overtaken)
+    assert state.epoch is None
+
+
 def test_a_command_to_another_life_is_refused() -> None:
     state = confirmed()
-    answer = state.obey(command((9, 0, 0), instance="life-0"))
+    answer = obey(state, command((9, 0, 0), instance="life-0"))
     assert (answer.status, answer.content["error"]["param"]) == (409, "instance")
     assert "'life-0'" in answer.content["error"]["message"]
     assert state == confirmed()
@@ -175,7 +208,7 @@ def test_a_command_to_another_life_is_refused() -> None:
 def test_the_first_command_may_be_of_order_zero() -> None:
     state = FenceState(instance="life-1")
     assert state.view()["order"] is None
-    assert state.obey(command((0, 0, 0), epoch=1)).content["order"] == [0, 0, 0]
+    assert obey(state, command((0, 0, 0), epoch=1)).content["order"] == [0, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -200,7 +233,7 @@ def test_the_first_command_may_be_of_order_zero() -> None:
 )
 def test_a_body_that_is_no_command_names_the_field(body: bytes, field: str) -> None:
     state = confirmed()
-    answer = state.obey(body)
+    answer = obey(state, body)
     assert (answer.status, answer.content["error"]["param"]) == (400, field)
     assert state == confirmed()
 

@@ -34,6 +34,10 @@ class Engine:
             parallel_config=parallel, weight_transfer_config=SimpleNamespace(backend=BACKEND)
         )
         self.commands: list[dict[str, Any]] = []
+        self.moves: list[int | None] = []
+        """The epochs that its ranks were moved to."""
+        self.stays: tuple[int, int] | None = None
+        """(epoch, rank): a rank that does not follow there."""
         self.version = "default"
         self.resets: list[str] = []
         self.answering: Answering = self.obedient
@@ -51,11 +55,23 @@ class Engine:
         return RankReport(**{"call": command["call"], "rank": rank, "ranks": ranks, "ok": True, **more}).to_wire()
 
     async def collective_rpc(self, method: str, timeout: float, args: tuple[Any, ...]) -> list[Any]:
+        if method == "headrace_pool":
+            return await self.move(*args)
         (command,) = args
         self.commands.append(command)
         self.asked.set()
         await self.hold.wait()
         return [self.answering(rank, command) for rank in range(self.vllm_config.parallel_config.world_size)]
+
+    async def move(self, call: str, epoch: int | None) -> list[Any]:
+        self.moves.append(epoch)
+        self.asked.set()
+        await self.hold.wait()
+        stays = [(epoch, rank) == self.stays for rank in range(self.vllm_config.parallel_config.world_size)]
+        return [
+            self.report(rank, {"call": call}, ok=not stay, error="no pool" if stay else "")
+            for rank, stay in enumerate(stays)
+        ]
 
     async def reset_mm_cache(self) -> None:
         self.resets.append("mm")
@@ -87,9 +103,9 @@ class Fenced:
     async def load(self, step: int, **fields: Any) -> tuple[int, dict[str, Any]]:
         return await self.command("load", step, **{"source": SOURCE, **fields})
 
-    async def confirm(self, step: int) -> int:
+    async def confirm(self, step: int, epoch: int | None = 5) -> int:
         order = {"update": 1, "attempt": 0, "step": step}
-        return (await self.call("POST", "/fence", {"instance": "life-1", "epoch": 5, **order})).status
+        return (await self.call("POST", "/fence", {"instance": "life-1", "epoch": epoch, **order})).status
 
     async def generates(self) -> bool:
         return (await self.call("POST", "/v1/completions", headers=BEARER | GENERATING)).status == 200

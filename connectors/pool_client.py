@@ -1,0 +1,100 @@
+"""What the control plane asks of a job's pool: how many keys there are, and that some of them go. Blocking.
+
+The weight coordinator purges an epoch once nobody reads it any more; `vllm_plugin/pool_keys.py` says under which keys
+it lies. With a stock store connector epochs have no keys of their own; then everything goes, once, while the whole
+fleet is paused. Removing needs Mooncake's client, so `remove_keys.py` does it under the engine's interpreter.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from connectors.vllm_plugin.pool_keys import begins_with, epoch_prefix
+
+AGAIN_S = 0.2
+"""A key whose put has not ended can be counted and not be removed."""
+SHOWN = 300
+"""Characters of a message that an error repeats."""
+
+
+class PoolCallFailed(Exception):
+    """The pool did not do what was asked, or it is not known whether it did; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolClient:
+    """One job's access to its master."""
+
+    python: str
+    """The engine's interpreter."""
+    master_address: str
+    """host:port"""
+    metrics_url: str | None
+    """Of the master. None where the job joins one that it does not run: then a removal is believed when the master
+    finds nothing more to remove."""
+
+    def purge_epoch(self, cache_prefix: str, epoch: int, timeout_s: float) -> int:
+        """Remove all KV of one epoch of one job, read or not, and nothing else. Returns the keys removed; none is left.
+
+        Raises:
+            PoolCallFailed: some may be left.
+        """
+        return self._remove(epoch_prefix(cache_prefix, epoch), timeout_s)
+
+    def wipe(self, timeout_s: float) -> int:
+        """Remove everything that the master has, other jobs' KV too. Returns the keys removed; none is left.
+
+        Raises:
+            PoolCallFailed: some may be left.
+        """
+        return self._remove("", timeout_s)
+
+    def count_keys(self, prefix: str, timeout_s: float) -> int:
+        """How many keys begin with `prefix`.
+
+        Raises:
+            PoolCallFailed: the master does not say.
+        """
+        if self.metrics_url is None:
+            raise PoolCallFailed(f"the master at {self.master_address} has no known address for questions")
+        url = f"{self.metrics_url.removesuffix('/metrics')}/get_all_keys"
+        try:
+            with httpx.stream("GET", url, timeout=timeout_s, trust_env=False) as reply:
+                reply.raise_for_status()
+                return sum(1 for key in reply.iter_lines() if key and key.startswith(prefix))
+        except httpx.HTTPError as error:
+            raise PoolCallFailed(f"GET {url}: {error or type(error).__name__}") from error
+
+    def _remove(self, prefix: str, timeout_s: float) -> int:
+        deadline = time.monotonic() + timeout_s
+        removed = 0
+        while True:
+            removed += self._remove_once(prefix, deadline - time.monotonic())
+            if self.metrics_url is None:
+                return removed
+            left = self.count_keys(prefix, max(AGAIN_S, deadline - time.monotonic()))
+            if not left:
+                return removed
+            if time.monotonic() > deadline:
+                raise PoolCallFailed(f"{left} keys {prefix}... are still in the pool after {timeout_s:.0f} s")
+            time.sleep(AGAIN_S)
+
+    def _remove_once(self, prefix: str, timeout_s: float) -> int:
+        script = Path(__file__).resolve().with_name("remove_keys.py")
+        command = [self.python, "-P", str(script), self.master_address, *([begins_with(prefix)] if prefix else [])]
+        try:
+            # Elsewhere, as engines are started: what a relative PYTHONPATH finds from here, they would not.
+            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True, cwd="/")
+            return int(json.loads(done.stdout.splitlines()[-1])["removed"])
+        except subprocess.TimeoutExpired as error:
+            raise PoolCallFailed(f"the pool's keys were not removed in {timeout_s:.0f} s") from error
+        except subprocess.CalledProcessError as error:
+            raise PoolCallFailed(f"removing keys {prefix}...: {error.stderr.strip()[-SHOWN:]}") from error
+        except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
+            raise PoolCallFailed(f"{self.python} cannot remove keys: {error}") from error

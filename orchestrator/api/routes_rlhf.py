@@ -1,0 +1,118 @@
+"""`/jobs/{name}/rlhf/...`: vLLM's own weight routes for a whole job. `HTTPVLLMWeightSyncClient` drives the fleet with
+them as if it were one engine.
+
+Given the URL `http://any:TOKEN@HOST:PORT/jobs/NAME/rlhf`, its four calls become one push: `start` opens a session,
+`update_weights` names the source, `finish` pushes it and answers when the fleet serves it. So the hold lasts as long as
+the load and no longer, whatever the trainer does between its calls. A session lives in this process alone: after a
+restart the trainer begins again.
+"""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body
+from fastapi.concurrency import run_in_threadpool
+
+from orchestrator.errors import UpdateFailed, UpdateRefused, UpdateUnended
+from orchestrator.weight_service import PushOptions, WeightService
+
+ANSWERS_WITHIN_S = 280.0
+"""vLLM's client gives up after 300 s."""
+
+
+@dataclass
+class Session:
+    """Between a trainer's `start` and its `finish`."""
+
+    source: dict[str, Any] | None = None
+
+
+class RlhfSessions:
+    """One per job."""
+
+    def __init__(self, weights: WeightService) -> None:
+        self._weights = weights
+        self._open: dict[str, Session] = {}
+
+    def init(self, name: str, init_info: dict[str, Any]) -> None:
+        """Engines of ours find each source by itself: there is nothing to set up."""
+        self._weights.updatable(name)
+        if init_info:
+            raise UpdateRefused(f"init_info: engines of job {name!r} need none, and got {', '.join(sorted(init_info))}")
+
+    def start(self, name: str) -> None:
+        """One that was started and never finished gives way."""
+        self._weights.updatable(name)
+        self._open[name] = Session()
+
+    def update(self, name: str, update_info: dict[str, Any] | list[dict[str, Any]]) -> None:
+        infos = update_info if isinstance(update_info, list) else [update_info]
+        session = self._session(name)
+        if session.source is not None or len(infos) != 1 or not isinstance(infos[0].get("source"), dict):
+            raise UpdateRefused('update_info: one per version, {"source": ...} as a publisher gives it')
+        session.source = infos[0]["source"]
+
+    def finish(self, name: str, version: str | None) -> dict[str, Any]:
+        """Raises `UpdateFailed` where the fleet does not serve it, and `UpdateUnended` where that is not known yet."""
+        source = self._session(name).source
+        if source is None:
+            raise UpdateRefused("no source was named: call update_weights between start and finish")
+        version = version or source.get("version") or f"update-{secrets.token_hex(6)}"
+        number = self._weights.push(name, version, source, PushOptions()).number
+        del self._open[name]
+        record = self._weights.wait(name, number, ANSWERS_WITHIN_S)
+        if record.outcome is None:
+            text = f"update {number} to {version!r} has not ended within {ANSWERS_WITHIN_S:.0f} s, and goes on"
+            raise UpdateUnended(f"{text}; GET /jobs/{name}/weights/updates/{number} says how it ends")
+        if record.outcome != "committed":
+            raise UpdateFailed(f"update {number} to {version!r} was {record.outcome}: {record.why}")
+        return {"message": "Weight update finished", "weight_version": version, "update": number}
+
+    def end(self, name: str) -> None:
+        self._open.pop(name, None)
+
+    def _session(self, name: str) -> Session:
+        if name not in self._open:
+            raise UpdateRefused(f"no update of job {name!r} was started here: call start_weight_update first")
+        return self._open[name]
+
+
+def rlhf_routes(weights: WeightService) -> APIRouter:
+    routes = APIRouter(prefix="/jobs/{name}/rlhf", tags=["vLLM's weight routes"])
+    sessions = RlhfSessions(weights)
+
+    @routes.post("/init_weight_transfer_engine")
+    async def init(name: str, init_info: Annotated[dict[str, Any], Body(embed=True)]) -> dict[str, str]:
+        await run_in_threadpool(sessions.init, name, init_info)
+        return {"message": "Weight transfer initialized"}
+
+    @routes.post("/start_weight_update")
+    async def start(name: str) -> dict[str, str]:
+        await run_in_threadpool(sessions.start, name)
+        return {"message": "Weight update started"}
+
+    @routes.post("/update_weights")
+    async def update(
+        name: str, update_info: Annotated[dict[str, Any] | list[dict[str, Any]], Body(embed=True)]
+    ) -> dict[str, str]:
+        sessions.update(name, update_info)
+        return {"message": "Weights updated"}
+
+    @routes.post("/finish_weight_update")
+    async def finish(name: str, weight_version: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
+        return await run_in_threadpool(sessions.finish, name, weight_version)
+
+    @routes.post("/shutdown_weight_transfer_engine")
+    async def shutdown(name: str) -> dict[str, str]:
+        sessions.end(name)
+        return {"message": "Weight transfer shut down"}
+
+    @routes.get("/weight_info")
+    async def weight_info(name: str) -> dict[str, str | None]:
+        position = await run_in_threadpool(weights.position, name)
+        return {"weight_version": None if position is None else position.committed.version}
+
+    return routes
