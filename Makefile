@@ -54,7 +54,7 @@ test-full: stack lint ## every matrix and long case, with a summary of the slowe
 demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 leaves it up
 	@$(BIN)/python deploy/local/demo.py
 
-check-stale: stack ## random updates and faults on a real fleet: is any reply computed from stale KV? ARGS="--help" shows more
+check-stale: stack ## random updates and faults on a real fleet: is any reply from stale KV? ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.stale.check $(ARGS)
 
 bench-router: setup ## the router beside vllm-router, in about 8 minutes; ARGS="--help" shows what can be chosen
