@@ -104,6 +104,8 @@ def show_job(console: Console, job: JobStatus) -> None:
             _say(console, f"{unit.name}: log {unit.log}")
     if job.phase in ("ready", "degraded"):
         _say(console, f"router      {job.router.url}   (model {job.model!r})")
+        if job.weights is not None:
+            _say(console, f"weights     {job.weights.version}, epoch {job.weights.epoch}")
         if job.prometheus_url:
             _say(console, f"prometheus  {job.prometheus_url}")
     _say(console, f"files       {job.directory}")

@@ -10,7 +10,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from deploy.backend import Backend
@@ -27,7 +27,7 @@ from orchestrator.store.tokens import write_fresh_token
 from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
-from orchestrator.supervisor.view import JobView, view_job
+from orchestrator.supervisor.view import JobView, ServedVersion, view_job
 from orchestrator.weight_service import WeightService
 
 RUNS_KEPT = 5
@@ -194,7 +194,12 @@ class JobService:
         Raises:
             JobUnknown: none is recorded.
         """
-        return view_job(self.store, name, self.backend(), self.probe)
+        view = view_job(self.store, name, self.backend(), self.probe)
+        position = self.weights.position(name)
+        if position is None:
+            return view
+        committed = position.committed
+        return replace(view, serves=ServedVersion(version=committed.version, epoch=committed.epoch))
 
     def views(self) -> list[JobView]:
         return [self.view(name) for name in self.store.names()]

@@ -36,8 +36,8 @@ FIRST_EPOCH = 1
 OPENS_WITHIN_S = 120.0
 """After the engines have joined: a router believes no engine before it has probed it itself."""
 LOOK_EVERY_S = 0.5
-LOCK_WAIT_S = 2.0
-"""Whoever only looks for a job without a supervisor holds its lock for a moment."""
+LOCK_WAIT_S = 5.0
+"""Whoever supervised an earlier run of the job leaves within this."""
 
 _log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class Supervision:
         Raises:
             JobFailed: an engine or the router does not do its part.
         """
-        with self._lock(job) as held:
+        with _locked(job, LOCK_WAIT_S) as held:
             if not held:
                 raise JobFailed(f"job {job.name!r} is supervised by another process")
             runner = self._runner(job, Journal(self.updates, job.name, job.run_id), _fail_start)
@@ -83,7 +83,7 @@ class Supervision:
             JobUnknown, CoordinatorReplaced, StateUnusable: another call goes on where this one was.
         """
         job = self.store.get(name)
-        with self._lock(job) as held:
+        with _locked(job, 0.0) as held:
             if not held:
                 return False
             watched = (*(engine.name for engine in job.plan.engines), _ROUTER)
@@ -109,15 +109,6 @@ class Supervision:
             join_mode=weights.load_mode,
         )
         return Runner(coordinator=coordinator, journal=journal, carry_out=self.carry_out(job.plan), restart=restart)
-
-    @contextmanager
-    def _lock(self, job: StoredJob) -> Iterator[bool]:
-        lock = CoordinatorLock(job.directory)
-        held = lock.acquire(wait_s=LOCK_WAIT_S)
-        try:
-            yield held
-        finally:
-            lock.release()
 
 
 _ROUTER = "router"
@@ -145,6 +136,16 @@ def _supervise(supervision: Supervision, name: str, stopping: threading.Event) -
         _log.warning("%s: supervision begins anew: %s", name, error)
     except Exception:
         _log.exception("%s: supervision failed in a way that was not foreseen, and begins anew", name)
+
+
+@contextmanager
+def _locked(job: StoredJob, wait_s: float) -> Iterator[bool]:
+    """Whether the job's coordinator lock was had."""
+    lock = CoordinatorLock(job.directory)
+    try:
+        yield lock.acquire(wait_s=wait_s)
+    finally:
+        lock.release()
 
 
 def _unopened(position: Position, not_ready: NotReady, router: RouterPlan) -> str | None:

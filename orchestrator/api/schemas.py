@@ -41,6 +41,11 @@ class PoolStatus(BaseModel):
     cache_prefix: str
 
 
+class WeightsServed(BaseModel):
+    version: str
+    epoch: int
+
+
 class Note(BaseModel):
     field: str
     problem: str
@@ -58,6 +63,8 @@ class JobStatus(BaseModel):
     units: list[UnitStatus]
     engines: list[EngineStatus]
     router: RouterStatus
+    weights: WeightsServed | None
+    """None before the job has come up."""
     pool: PoolStatus | None
     prometheus_url: str | None
     warnings: list[Note]
@@ -113,6 +120,7 @@ def job_status(view: JobView) -> JobStatus:
             for engine in plan.engines
         ],
         router=RouterStatus(url=plan.router.url),
+        weights=None if view.serves is None else WeightsServed(version=view.serves.version, epoch=view.serves.epoch),
         pool=pool,
         prometheus_url=plan.prometheus_url,
         warnings=[Note(field=note.field, problem=note.problem, mend=note.mend) for note in plan.findings],

@@ -35,11 +35,19 @@ class UnitView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServedVersion:
+    version: str
+    epoch: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobView:
     job: StoredJob
     phase: Phase
     reason: str
     units: tuple[UnitView, ...]
+    serves: ServedVersion | None = None
+    """The weights that requests are answered with; None before the job has come up."""
 
 
 def view_job(store: JobStore, name: str, backend: Backend, probe: ReadinessProbe) -> JobView:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from deploy.backend import Backend
 from deploy.errors import DeployError
-from deploy.unit import LaunchUnit, UnitStatus
+from deploy.unit import LaunchUnit, UnitRecord, UnitStatus
 from orchestrator.errors import HeadraceError
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit
@@ -43,8 +43,9 @@ class Watch:
         self._probe = probe
         self._job = job
         self._units = {unit.name: unit for unit in job.plan.units if unit.name in units}
-        self._known_ready: dict[str, bool] = {}
-        self._wanted: set[str] = set()
+        self._ready: dict[str, UnitRecord | None] = {stored.record.name: stored.record for stored in job.units}
+        """The life of each that was ready when it was last looked at."""
+        self.waiting: set[str] = set()
         """Whose restart was asked for and has not been made."""
         self._restarts: dict[str, list[float]] = {}
         self._restarting: threading.Thread | None = None
@@ -62,28 +63,29 @@ class Watch:
     def restart(self, name: str) -> None:
         """End whatever life the unit has, and start another; returns at once. A life that is not ready yet is another
         one already."""
-        self._wanted.add(name)
+        self.waiting.add(name)
 
     def _news(self, name: str, stored: StoredUnit, status: UnitStatus) -> Iterator[UnitNews]:
-        ready = stored.ready_at is not None and status.alive
-        if stored.ready_at is None and status.alive and self._probe(self._units[name].probe, status.members).ready:
+        unit, life = self._units[name], stored.record
+        ready = status.alive and (stored.ready_at is not None or self._probe(unit.probe, status.members).ready)
+        if ready and stored.ready_at is None:
             self._store.set_ready(self._job.name, self._job.run_id, name, time.time())
-            ready = True
-        before = self._known_ready.get(name, True)
-        self._known_ready[name] = ready
-        if ready != before:
-            yield UnitNews(unit=name, what="ready" if ready else "ended")
-        elif not ready and not _is_coming_up(stored, status, self._units[name]):
-            self._wanted.add(name)
+        before, self._ready[name] = self._ready[name], life if ready else None
+        if before is not None and self._ready[name] != before:
+            yield UnitNews(unit=name, what="ended")
+        if ready and before != life:
+            yield UnitNews(unit=name, what="ready")
+        if not ready and before is None and not _is_coming_up(stored, status, unit):
+            self.waiting.add(name)
 
     def _restart_some(self, job: StoredJob) -> None:
         """One at a time, beside the looks: ending a process takes seconds."""
         if self._restarting is not None and self._restarting.is_alive():
             return
         now = time.time()
-        for name in sorted(self._wanted):
+        for name in sorted(self.waiting):
             if now >= may_start_at(self._restarts.get(name, ())):
-                self._wanted.discard(name)
+                self.waiting.discard(name)
                 self._restarting = threading.Thread(target=self._restart, args=(job, name), daemon=True)
                 self._restarting.start()
                 return
@@ -96,19 +98,19 @@ class Watch:
         lock = DriverLock(job.directory)
         try:
             if not lock.acquire() or not self._may_start():
-                self._wanted.add(name)
+                self.waiting.add(name)
                 return
             self._restarts.setdefault(name, []).append(time.time())
             left = self._backend.stop(job.run, [stored.record], unit.stop_grace_s)
             if left or not self._may_start():
-                self._wanted.add(name)
+                self.waiting.add(name)
                 return
             record = self._backend.start(job.run, unit)
             self._store.add_unit(job.name, job.run_id, record, time.time())
             _log.info("%s was started again", name)
         except (HeadraceError, DeployError) as error:
             _log.warning("%s could not be started again: %s", name, error)
-            self._wanted.add(name)
+            self.waiting.add(name)
         finally:
             lock.release()
 

@@ -7,6 +7,8 @@ one, pushed again under another name, gives back those of the start.
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 import time
@@ -279,3 +281,60 @@ def test_rolling_while_requests_run(
     after = serves(job, control, "step-3")
     check(replies, {before, after})
     assert difference(first, logprobs(job)) > OTHER
+
+
+def test_vllms_own_client_drives_the_whole_fleet(
+    job: dict[str, Any], control: Control, checkpoints: tuple[Path, Path], first: list[list[float]]
+) -> None:
+    from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
+
+    client = HTTPVLLMWeightSyncClient(f"http://trainer:{TOKEN}@127.0.0.1:{CONTROL_PORT}/jobs/{NAME}/rlhf")
+    client.init_weight_transfer_engine({})
+    client.start_weight_update()
+    client.update_weights({"source": {"transport": "path", "path": str(checkpoints[0])}})
+    client.finish_weight_update("step-4")
+    serves(job, control, "step-4")
+    assert difference(first, logprobs(job)) < SAME
+
+
+def test_older_epochs_leave_the_pool(job: dict[str, Any], control: Control) -> None:
+    wait_until(lambda: f"older epochs are purged: {control.get('/weights')}", lambda: not to_purge(control))
+    url = str(job["pool"]["metrics_url"]).replace("/metrics", "/get_all_keys")
+    epoch = control.get("/weights")["served"]["epoch"]
+    own = [
+        key for key in httpx.get(url, timeout=30, trust_env=False).text.split() if job["pool"]["cache_prefix"] in key
+    ]
+    assert own
+    assert {key for key in own if f"{job['pool']['cache_prefix']}.{epoch}@" not in key} == set()
+
+
+def to_purge(control: Control) -> list[int]:
+    weights = control.get("/weights")
+    found: list[int] = weights["to_purge"]
+    return found
+
+
+@pytest.mark.full
+def test_a41_a_killed_engine_comes_back_to_what_is_served(
+    job: dict[str, Any], control: Control, checkpoints: tuple[Path, Path], first: list[list[float]]
+) -> None:
+    control.wait_committed(control.push("step-5", checkpoints[1]))
+    epoch = serves(job, control, "step-5")
+    other = logprobs(job)
+    pid = next(unit["pid"] for unit in control.get("")["units"] if unit["name"] == "decode-1")
+    os.kill(pid, signal.SIGKILL)
+    with traffic(job, clients=1) as replies:
+        wait_until(
+            lambda: f"decode-1 serves again: {router_state(job)['replicas']}",
+            lambda: is_back(job, "decode-1", epoch, pid, control),
+            timeout_s=UP_TIMEOUT_S,
+        )
+    check(replies, {epoch})
+    assert difference(other, logprobs(job)) < SAME
+    assert difference(first, other) > OTHER
+
+
+def is_back(job: dict[str, Any], name: str, epoch: int, old_pid: int, control: Control) -> bool:
+    pid = next(unit["pid"] for unit in control.get("")["units"] if unit["name"] == name)
+    replica = next(each for each in router_state(job)["replicas"] if each["name"] == name)
+    return pid != old_pid and replica["usable"] and replica["epoch"] == epoch

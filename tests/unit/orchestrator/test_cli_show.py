@@ -6,7 +6,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from orchestrator.api.schemas import EngineStatus, JobStatus, RouterStatus, UnitStatus
+from orchestrator.api.schemas import EngineStatus, JobStatus, RouterStatus, UnitStatus, WeightsServed
 from orchestrator.cli_show import StartDisplay, show_diagnosis, show_job
 from orchestrator.observe.diagnoses import Diagnosis
 from orchestrator.store.jobs import Phase
@@ -41,6 +41,7 @@ def job(phase: Phase, *units: UnitStatus, reason: str = "") -> JobStatus:
         units=list(units),
         engines=[EngineStatus(name="prefill-0", role="prefill", url="http://127.0.0.1:1", state="ready")],
         router=RouterStatus(url="http://127.0.0.1:8000"),
+        weights=WeightsServed(version="step-7", epoch=8),
         pool=None,
         prometheus_url="http://127.0.0.1:9090",
         warnings=[],
@@ -56,6 +57,7 @@ def test_a_ready_job() -> None:
         "mooncake-master  ready  4711  12 s",
         "prefill-0        ready  4711  12 s",
         "router      http://127.0.0.1:8000   (model 'small')",
+        "weights     step-7, epoch 8",
         "prometheus  http://127.0.0.1:9090",
         f"files       {LONG}",
     ]

@@ -1,0 +1,85 @@
+"""The journal's texts: one newest record per run, written by the newest coordinator alone, and what was asked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.errors import UpdateRefused
+from orchestrator.store.database import Database
+from orchestrator.store.updates import CoordinatorReplaced, EndedUpdate, UpdateStore
+from tests.fakes.fake_launch import NOW, FakeFleet
+
+RUN = "run-1"
+COMMITTED = EndedUpdate(number=1, outcome="committed", why="", at=NOW + 5)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> FakeFleet:
+    fleet = FakeFleet(tmp_path)
+    fleet.record(run_id=RUN)
+    return fleet
+
+
+@pytest.fixture
+def updates(fleet: FakeFleet) -> UpdateStore:
+    return fleet.updates
+
+
+def test_a_record_is_on_the_disk_before_it_returns(tmp_path: Path) -> None:
+    with Database(tmp_path).transaction() as connection:
+        assert connection.execute("PRAGMA synchronous").fetchone()[0] == 2
+
+
+def test_the_newest_record_is_what_is_read(updates: UpdateStore) -> None:
+    assert updates.position("demo") == ""
+    generation = updates.take_over("demo", RUN)
+    for text in ("one", "two"):
+        updates.record("demo", RUN, generation, text, None)
+    assert updates.position("demo") == "two"
+
+
+def test_a_coordinator_that_was_overtaken_records_nothing(updates: UpdateStore) -> None:
+    older = updates.take_over("demo", RUN)
+    updates.record("demo", RUN, older, "one", None)
+    newer = updates.take_over("demo", RUN)
+    assert newer > older
+    with pytest.raises(CoordinatorReplaced, match="another coordinator"):
+        updates.record("demo", RUN, older, "two", None)
+    assert updates.position("demo") == "one"
+    updates.record("demo", RUN, newer, "three", None)
+
+
+def test_a_coordinator_of_another_run_does_not_begin(updates: UpdateStore) -> None:
+    for job, run_id in (("demo", "run-0"), ("nobody", RUN)):
+        with pytest.raises(CoordinatorReplaced, match="another run"):
+            updates.take_over(job, run_id)
+
+
+def test_an_update_ends_with_its_record_and_only_once(updates: UpdateStore) -> None:
+    generation = updates.take_over("demo", RUN)
+    assert updates.ask("demo", "first", NOW) == 1
+    updates.record("demo", RUN, generation, "one", COMMITTED)
+    updates.record("demo", RUN, generation, "two", EndedUpdate(number=1, outcome="fenced", why="late", at=NOW + 9))
+    (update,) = updates.updates("demo")
+    assert (update.request, update.outcome, update.why, update.ended_at) == ("first", "committed", "", NOW + 5)
+
+
+def test_one_update_at_a_time(updates: UpdateStore) -> None:
+    updates.ask("demo", "first", NOW)
+    with pytest.raises(UpdateRefused, match="update 1 of job 'demo' is under way"):
+        updates.ask("demo", "second", NOW)
+    updates.end("demo", EndedUpdate(number=1, outcome="refused", why="no", at=NOW))
+    assert updates.ask("demo", "second", NOW) == 2
+
+
+def test_a_new_run_begins_without_records(fleet: FakeFleet, updates: UpdateStore) -> None:
+    generation = updates.take_over("demo", RUN)
+    updates.record("demo", RUN, generation, "one", None)
+    updates.ask("demo", "first", NOW)
+    assert fleet.store.set_phase("demo", RUN, "stopped", "", NOW)
+    fleet.record(run_id="run-2", now=NOW + 1)
+    assert (updates.position("demo"), updates.updates("demo")) == ("", [])
+    with pytest.raises(CoordinatorReplaced):
+        updates.record("demo", RUN, generation, "late", None)
