@@ -11,9 +11,16 @@ PYTEST := $(BIN)/python -m pytest
 
 # Empty folders are not kept by git, and pytest refuses a folder that is not there.
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
+<<<<<<< HEAD
 REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults tests/stale)
 
 .PHONY: help setup stack ruff types imports spelling lint light check test test-full demo check-stale bench-router bench-weights clean
+=======
+PROCESSES := $(wildcard tests/integration)
+ENGINES := $(wildcard tests/stack tests/e2e tests/faults)
+
+.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full demo bench-router bench-weights clean
+>>>>>>> coordinator
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -45,11 +52,19 @@ light: setup
 check: setup ## lint, and the tests that need no engine stack, side by side; under a minute
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint light
 
-test: stack lint ## everything a change can break, on the real parts too; about 20 minutes
-	$(PYTEST) -m "not full" $(LIGHT) $(REAL)
+without-engines: lint
+	$(PYTEST) -m "not full" $(LIGHT) $(PROCESSES) | sed --unbuffered 's/^/[without engines] /'
+
+with-engines: stack
+	$(PYTEST) -m "not full" $(ENGINES) | sed --unbuffered 's/^/[with engines] /'
+
+# Side by side: an engine that starts uses one core at a time, and tests without engines mostly wait. sed names whose line
+# it is, and writes whole lines.
+test: stack ## everything a change can break, on the real parts too; under 15 minutes
+	@$(MAKE) --no-print-directory --jobs=2 with-engines without-engines
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
-	$(PYTEST) --durations=25 $(LIGHT) $(REAL)
+	$(PYTEST) --durations=25 $(LIGHT) $(PROCESSES) $(ENGINES)
 
 demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 leaves it up
 	@$(BIN)/python deploy/local/demo.py

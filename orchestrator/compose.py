@@ -47,4 +47,4 @@ def local_service(home: Path) -> JobService:
 
 
 def _carry_out(plan: JobPlan) -> Callable[[Command], Event]:
-    return Receivers(plan=plan, limits=plan.weights.limits).carry_out
+    return Receivers(plan=plan).carry_out

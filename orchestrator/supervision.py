@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from deploy.backend import Backend
 from orchestrator.errors import HeadraceError, JobFailed, UpdateRefused
+from orchestrator.observe.engines import PROBE_EPOCH
 from orchestrator.plan.types import JobPlan, RouterPlan
+from orchestrator.plan.weights import WeightsPlan
 from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import JobStore, StoredJob
 from orchestrator.store.updates import UpdateStore
@@ -101,10 +103,9 @@ class Supervision:
 
     def _runner(self, job: StoredJob, journal: Journal, restart: Callable[[str, str], None]) -> Runner:
         weights = job.plan.weights
-        source = {"transport": "path", "version": FIRST_VERSION, "path": weights.location}
         coordinator = Coordinator(
             fleet={engine.name: engine.role for engine in job.plan.engines},
-            position=journal.newest() or first_position(FIRST_EPOCH, FIRST_VERSION, source),
+            position=journal.newest() or _first_position(weights),
             join_limits=weights.limits,
             join_mode=weights.load_mode,
         )
@@ -146,6 +147,13 @@ def _locked(job: StoredJob, wait_s: float) -> Iterator[bool]:
         yield lock.acquire(wait_s=wait_s)
     finally:
         lock.release()
+
+
+def _first_position(weights: WeightsPlan) -> Position:
+    """Of a job that was never supervised. What the offload probe left in the pool goes with the first purge."""
+    source = {"transport": "path", "version": FIRST_VERSION, "path": weights.location}
+    first = first_position(FIRST_EPOCH, FIRST_VERSION, source)
+    return replace(first, epochs={PROBE_EPOCH: FIRST_VERSION, **first.epochs})
 
 
 def _unopened(position: Position, not_ready: NotReady, router: RouterPlan) -> str | None:

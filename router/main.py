@@ -77,9 +77,12 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
         desk = Desk(dispatcher, floor.decided, loop)
         if settings.session_journal is not None:
             path = Path(settings.session_journal)
-            records = read_journal(path)
+            try:
+                records = read_journal(path)
+                desk.journal = stack.enter_context(Journal(path, fleet.sessions, records))
+            except OSError as error:
+                raise StartError(f"session_journal {path}: {error.strerror}") from error
             fleet.restore_sessions(records)
-            desk.journal = stack.enter_context(Journal(path, fleet.sessions, records))
         fleet.report_losses(floor.end_legs)
         poller = await stack.enter_async_context(Poller(settings, desk, upstream))
         tools = AdminTools(job=settings.job, desk=desk, poller=poller, floor=floor)

@@ -169,6 +169,8 @@ class RouterSettings(_Model):
     """File in which pins outlive the router; None: a restart forgets them."""
     workers: int = Field(1, ge=1, le=64)
     """Processes that serve the public port."""
+    worker_timeout_s: float = Field(30.0, gt=0)
+    """A worker that lets a command wait for so long hangs: it is ended and replaced."""
     shutdown_grace_s: float = Field(10.0, ge=0)
     """On SIGTERM open requests may finish for this long."""
     probe_interval_s: float = Field(1.0, gt=0)

@@ -66,8 +66,9 @@ class Fetch(Protocol):
         ...
 
     def start(self, group: int, targets: Sequence[Target]) -> None:
-        """May begin to fill a group that `fetch` is asked for next, with the same targets; what cannot work ahead
-        does nothing. Raises nothing: what goes wrong is told by `fetch`."""
+        """May begin to fill a group that `fetch` will be asked for, with the same targets: it, or the one after it.
+        Begun again it goes on. What cannot work ahead does nothing. Raises nothing: what goes wrong is told by
+        `fetch`."""
         ...
 
     def fetch(self, group: int, targets: Sequence[Target]) -> Moved:

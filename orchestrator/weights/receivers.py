@@ -6,6 +6,7 @@ neither the one nor the other is a lost outcome, after which the machine reads t
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 
@@ -30,13 +31,18 @@ LOOK_EVERY_S = 0.5
 FIRST_VERSION = "initial"
 """Of the weights that every life of an engine starts with, those of the job file's model. No push may name its so."""
 
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Receivers:
     """Those of one job."""
 
     plan: JobPlan
-    limits: Limits
+
+    @property
+    def _limits(self) -> Limits:
+        return self.plan.weights.limits
 
     def carry_out(self, command: Command) -> Event:
         order, ask = command.order, command.ask
@@ -53,7 +59,8 @@ class Receivers:
                     return self._tell_engine(engine, ask, order)
         except (EngineRefused, RouterRefused, PoolCallFailed) as refused:
             return Answered(order=order, error=str(refused))
-        except (EngineCallFailed, RouterCallFailed):
+        except (EngineCallFailed, RouterCallFailed) as error:
+            _log.info("%s: %s", command.receiver, error)
             return OutcomeLost(order=order)
 
     def _purge(self, epoch: int) -> None:
@@ -62,17 +69,17 @@ class Receivers:
         pool = self.plan.pool
         if pool is not None and pool.epoch_keys:
             client = PoolClient(python=pool.python, master_address=pool.master_address, metrics_url=pool.metrics_url)
-            client.purge_epoch(pool.cache_prefix, epoch, self.limits.command_s)
+            client.purge_epoch(pool.cache_prefix, epoch, self._limits.command_s)
 
     def _tell_engine(self, engine: EnginePlan, ask: EngineAsk, order: Order) -> Event:
         """Raises `EngineCallFailed`."""
         given = CommandOrder(**order._asdict())
-        with EngineClient(engine.url, engine.token_file, timeout_s=self.limits.command_s) as client:
+        with EngineClient(engine.url, engine.token_file, timeout_s=self._limits.command_s) as client:
             match ask:
                 case acts.ReadEngine():
                     return EngineRead(order=order, facts=_read(client, takes_weights=self.plan.weights.in_place))
                 case acts.Pause():
-                    client.pause(ask.instance, given, self.limits.pause_s)
+                    client.pause(ask.instance, given, self._limits.pause_s)
                 case acts.Resume():
                     client.resume(ask.instance, given)
                 case acts.ConfirmEpoch():
@@ -86,8 +93,8 @@ class Receivers:
 
     def _prefetch(self, client: EngineClient, ask: acts.Prefetch, order: Order) -> Event:
         """The engine answers at once, and then has to be asked how far it is."""
-        deadline = time.monotonic() + self.limits.prefetch_s
-        options = LoadOptions(limit_s=self.limits.prefetch_s)
+        deadline = time.monotonic() + self._limits.prefetch_s
+        options = LoadOptions(limit_s=self._limits.prefetch_s)
         answer = client.prefetch_weights(ask.instance, ask.source, CommandOrder(**order._asdict()), options)
         while answer.ok and any(rank.phase == "prefetching" for rank in answer.ranks):
             if time.monotonic() > deadline:

@@ -28,11 +28,15 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """A request wants a replica for its next leg."""
 
     request: int
-    """Number of the request; unique in this router, and its place in the line."""
+    """Number of the request; unique in this router."""
+    place: int
+    """Its place in the line: the number of the client's request, of which it may be one sample."""
     serial: int
     """Number of this question among those of the request; its answer repeats it. One that answers an older question
     came too late and is given back."""
     session: str | None
+    session_lasts: bool
+    """False: the session has no name of the client's, and ends with its last open request."""
     tokens: int
     """Prompt tokens, estimated."""
     avoid: frozenset[str] = frozenset()

@@ -5,7 +5,7 @@ of those who wait are decided here; `fleet.py` chooses and reserves. Answers tha
 the shell empties after each call.
 
 A request waits in a lane, which is named by what it waits for: the gate, room in total, room on a role's replicas, a
-weight version. Within a lane it is first come, first served, by the request's number: one that comes back (its engine
+weight version. Within a lane it is first come, first served, by the request's place: one that comes back (its engine
 leg was ended for an update, or its replica died) is ahead of those that arrived after it.
 """
 
@@ -71,7 +71,8 @@ class Dispatcher:
         self._limits = limits
         self._requests: dict[int, _Request] = {}
         self._waiting: dict[int, _Request] = {}
-        self._lanes: dict[Lane, list[int]] = {}
+        self._lanes: dict[Lane, list[tuple[int, int]]] = {}
+        """Heaps of (place, number)."""
         self._admitted = 0
 
     # -- requests ------------------------------------------------------------------------------------------
@@ -80,7 +81,7 @@ class Dispatcher:
         """A replica for a leg; None: the answer will stand in `outbox`."""
         request = self._requests.get(ask.request)
         if request is None:
-            session = self.fleet.sessions.begin_request(ask.session)
+            session = self.fleet.sessions.begin_request(ask.session, lasts=ask.session_lasts)
             request = self._requests[ask.request] = _Request(ask.request, session)
         elif self._waiting.pop(ask.request, None) is not None:
             # It asks anew before it was answered: what it asked before no longer counts.
@@ -88,12 +89,13 @@ class Dispatcher:
         answer = self._decide(request, ask, now)
         if not isinstance(answer, tuple):
             return answer
-        if len(self._waiting) >= self._limits.max_waiting and not request.admitted:
+        is_new = not request.admitted and ask.place == ask.request
+        if is_new and len(self._waiting) >= self._limits.max_waiting:
             message = f"{self._reason(answer)}, and {len(self._waiting)} requests wait already"
             return Refusal(serial=ask.serial, kind="line_full", message=message)
         request.ask, request.until = ask, now + self._limits.max_wait_s
         self._waiting[request.number] = request
-        self._join(request, answer)
+        self._join(request, ask, answer)
         return None
 
     def end_leg(self, end: LegEnd, now: float) -> None:
@@ -229,9 +231,9 @@ class Dispatcher:
 
     # -- the line ------------------------------------------------------------------------------------------
 
-    def _join(self, request: _Request, lane: Lane) -> None:
+    def _join(self, request: _Request, ask: Ask, lane: Lane) -> None:
         request.lane = lane
-        heappush(self._lanes.setdefault(lane, []), request.number)
+        heappush(self._lanes.setdefault(lane, []), (ask.place, request.number))
 
     def _serve_role(self, role: EngineRole, now: float) -> None:
         for lane in [each for each in self._lanes if each[0] == role]:
@@ -240,25 +242,25 @@ class Dispatcher:
     def _serve(self, lane: Lane, now: float) -> None:
         """Answer a lane in order. Where all wait for the same room, the first that gets none ends it, unless it is
         choosier than those behind it."""
-        numbers, kept = self._lanes.get(lane, []), []
+        entries, kept = self._lanes.get(lane, []), []
         same_for_all = lane not in (_GATE, _VERSION)
-        while numbers:
-            number = heappop(numbers)
-            request = self._waiting.get(number)
+        while entries:
+            entry = heappop(entries)
+            request = self._waiting.get(entry[1])
             if request is None or request.lane != lane or request.ask is None:
                 continue
             answer = self._decide(request, request.ask, now)
             if not isinstance(answer, tuple):
                 self._tell(request, answer)
             elif answer != lane:
-                self._join(request, answer)
+                self._join(request, request.ask, answer)
             else:
-                kept.append(number)
+                kept.append(entry)
                 if same_for_all and request.ask.min_version is None:
                     break
-        for number in kept:
-            heappush(numbers, number)
-        if not numbers:
+        for entry in kept:
+            heappush(entries, entry)
+        if not entries:
             self._lanes.pop(lane, None)
 
     def _tell(self, request: _Request, answer: Grant | Refusal) -> None:

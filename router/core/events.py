@@ -16,7 +16,9 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """The client's request is here, whole."""
 
     number: int
-    """Unique in this router; its place in the line."""
+    """Unique in this router, in the order of arrival."""
+    sample_of: Arrived | None = None
+    """The client's request, of which this is one sample: it has that one's place in the line and shares its session."""
     route: Route
     path: str
     """The route's path; the same on the engines."""

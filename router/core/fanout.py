@@ -37,6 +37,13 @@ def samples_per_prompt(body: ClientBody) -> int:
     return max(1, read_number(count) or 1) if count is not None else 1
 
 
+def has_several(body: ClientBody) -> bool:
+    """Samples or prompts."""
+    return samples_per_prompt(body) > 1 or (
+        body.route == "completions" and count_prompts(body.fields.get("prompt")) > 1
+    )
+
+
 def samples(body: ClientBody, *, limit: int) -> list[ClientBody] | None:
     """One body per sample, in index order; None where there is one sample of one prompt."""
     each = samples_per_prompt(body)

@@ -41,7 +41,7 @@ class Reservation:
         """Tokens in flight there, the leg's own included, when it was placed."""
         self.reason = reason
         self.fresh = fresh
-        """Nothing of the session was known to this role before."""
+        """Nothing of the session was known to any engine before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,14 +107,19 @@ class Fleet:
     # -- members -------------------------------------------------------------------------------------------
 
     def add(self, *, name: str, role: EngineRole, url: str, instance: str) -> Member:
-        """A new life of a replica; an earlier one of the same name is gone with its sessions."""
-        if name in self.members:
+        """A new life of a replica; an earlier one of the same name is gone with its sessions. The same life again goes
+        on as it is: whoever adds it can't always know whether an earlier try came through."""
+        known = self.members.get(name)
+        if known is not None:
+            if instance and (known.role, known.url, known.instance) == (role, url, instance):
+                self.drain(name, False)
+                return known
             self.remove(name)
         self._orders += 1
         member = Member(
             name=name,
             role=role,
-            url=url.rstrip("/"),
+            url=url,
             instance=instance,
             order=self._orders,
             rules=self._rules,
@@ -227,7 +232,7 @@ class Fleet:
         member, reason = choice.member, choice.reason
         if reason == "new" and session.lost:
             reason = "moved_lost"
-        fresh = pinned is None and not session.known_tokens
+        fresh = not session.prefilled and not session.known_tokens
         if member is not pinned:
             replaced = self.sessions.pin(session, role, member)
             if replaced is not None:
@@ -300,7 +305,9 @@ class Fleet:
         member, session = reservation.member, reservation.session
         if member.role != "prefill":
             session.known_tokens, session.known_epoch = reservation.tokens, reservation.epoch
-        if member.role != "prefill" or end.seconds <= 0:
+            return
+        session.prefilled = True
+        if end.seconds <= 0:
             return
         member.drain.add(reservation.ahead, end.seconds)
         rates = self._rates[member.role]

@@ -61,7 +61,7 @@ from router.core.failures import (
     passed_on,
     unserved,
 )
-from router.core.fanout import samples, samples_per_prompt
+from router.core.fanout import has_several, samples, samples_per_prompt
 from router.core.legs import Legs
 from router.core.moves import Moves, State
 from router.core.replies import Reply, error_event, error_reply
@@ -102,6 +102,10 @@ class Flow(Moves):
             self.state = "done"
             return [Answer(reply=error_reply(400, refused.message, refused.param))]
         self.client_request_id = self._body.request_id
+        self._session = self._body.session_id
+        if self._session is None and (event.sample_of is not None or has_several(self._body)):
+            # So that the samples go where their request was placed.
+            self._session = (event.sample_of or event).request_key
         self._stream = ClientStream(self._body, kept=self._rules.readmit_streams)
         self.legs = Legs(self._body, self._stream.asked, event, self._tools, self._deadline)
         return self._start_attempt()
@@ -117,7 +121,8 @@ class Flow(Moves):
             elif (parts := samples(self._body, limit=self._rules.max_samples)) is not None:
                 each = samples_per_prompt(self._body)
                 gather = GatherSamples(body=self._body, parts=parts, per_prompt=each, deadline=self._deadline)
-                return [end, self._leave(), gather]
+                # Its samples go ahead of who waits for its place.
+                return [gather, end, self._leave()]
             else:
                 check_split(self._body)
         except RequestRefused as refused:

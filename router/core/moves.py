@@ -49,6 +49,7 @@ class Moves:
         self._attempts = self._retries = self._asks = 0
         self._avoid: frozenset[str] = frozenset()
         self._story: list[State] = []
+        self._session: str | None = None
         self._arrival: Arrived
         self._body: ClientBody
         self._stream: ClientStream
@@ -68,8 +69,10 @@ class Moves:
         self._asks += 1
         ask = Ask(
             request=self._arrival.number,
+            place=(self._arrival.sample_of or self._arrival).number,
             serial=self._asks,
-            session=self._body.session_id,
+            session=self._session,
+            session_lasts=self._body.session_id is not None,
             tokens=len(self._arrival.body) // _BYTES_PER_TOKEN + 1,
             avoid=self._avoid,
             handoff_epoch=handoff_epoch,

@@ -25,7 +25,9 @@ class Session:
     colocated: Member | None = None
     open_requests: int = 0
     finished: bool = False
-    """The client has finished it while requests were open: it ends with the last of them."""
+    """It ends with the last of its open requests: the client has finished it, or it is one request's."""
+    prefilled: bool = False
+    """A prefill leg of it has been served: engines may know its beginning."""
     known_tokens: int = 0
     """How much of the conversation its last served request covered, estimated; 0: nothing yet."""
     known_epoch: int | None = None
@@ -68,15 +70,16 @@ class Sessions:
     def __len__(self) -> int:
         return len(self._named)
 
-    def begin_request(self, session_id: str | None) -> Session:
-        """The session of a new request. A request after `finish` starts the session anew."""
+    def begin_request(self, session_id: str | None, *, lasts: bool = True) -> Session:
+        """The session of a new request. A request after `finish` starts the session anew; one that does not last ends
+        with its last open request."""
         session = self._named.get(session_id) if session_id is not None else None
         if session is None:
             session = Session(id=session_id)
             if session_id is not None:
                 self._named[session_id] = session
         self._idle_since.pop(session, None)
-        session.finished = False
+        session.finished = not lasts
         session.open_requests += 1
         return session
 
@@ -109,7 +112,7 @@ class Sessions:
         if before is not None:
             self._on_member[before].discard(session)
         self._on_member.setdefault(member, set()).add(session)
-        if self.followed and session.id is not None:
+        if self.followed and session.id is not None and not session.finished:
             self._changed.add(session.id)
         return before
 

@@ -21,11 +21,10 @@ from aiohttp.typedefs import Handler, Middleware
 from router.core.gate import GateState, Order
 from router.core.replies import Reply, error_reply, json_reply
 from router.io.desk import Desk
-from router.io.http1.client import split_url
 from router.io.poller import Poller
 from router.io.public import not_found
 from router.io.serving import HowInterrupted, RunningLeg, Told
-from router.settings import EngineRole
+from router.settings import EngineRole, check_engine_url
 
 _log = logging.getLogger(__name__)
 
@@ -50,13 +49,14 @@ class Floor(Protocol):
 _Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,128}\Z")]
 _Instance = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{0,64}\Z")]
 """Both stand in headers; an instance as the engines' fence spells it."""
-_Epoch = Annotated[int, msgspec.Meta(ge=0)]
+_Number = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+"""More could not be told to a worker."""
 
 
 class _Command(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    update: int = 0
-    attempt: int = 0
-    step: int = 0
+    update: _Number = 0
+    attempt: _Number = 0
+    step: _Number = 0
 
     @property
     def order(self) -> Order:
@@ -75,7 +75,7 @@ class _ConfirmedReplica(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 
 
 class _CommitEpoch(_Command, kw_only=True):
-    epoch: _Epoch
+    epoch: _Number
     version: Annotated[str, msgspec.Meta(min_length=1)]
     replicas: list[_ConfirmedReplica] | None = None
     """Who holds these weights, confirmed; left out: every replica of the router."""
@@ -86,7 +86,7 @@ class _AddReplica(_Command, kw_only=True):
     role: EngineRole
     url: str
     instance: _Instance = ""
-    epoch: _Epoch | None = None
+    epoch: _Number | None = None
 
 
 class _Drain(_Command, kw_only=True):
@@ -157,8 +157,11 @@ class AdminRoutes:
             floor = self._tools.floor
             if asked.gate == "open":
                 # Everyone knows that it is open before the first is let through; that it is closed, after the last was.
-                await floor.gate_moved(asked.gate)
-                self._tools.desk.set_gate(asked.gate)
+                try:
+                    await floor.gate_moved(asked.gate)
+                finally:
+                    # Whoever asked may have left by now; those who know close legs already.
+                    self._tools.desk.set_gate(asked.gate)
             else:
                 self._tools.desk.set_gate(asked.gate)
                 await floor.gate_moved(asked.gate)
@@ -199,15 +202,16 @@ class AdminRoutes:
     async def add_replica(self, request: web.Request) -> web.StreamResponse:
         asked = await self._read(request, _AddReplica, "name")
         try:
-            split_url(asked.url)
+            check_engine_url(asked.url)
         except ValueError as error:
-            return _respond(error_reply(400, f"url can't be called: {error}", "url"))
+            return _respond(error_reply(400, f"url {error}", "url"))
         if asked.epoch is not None and not self._dispatcher.epochs.version_of(asked.epoch):
             message = f"epoch {asked.epoch} is unknown; tell its version by POST /epochs first"
             return _respond(error_reply(409, message, "epoch"))
         self._dispatcher.gate.take(asked.order)
         self._fleet.add(name=asked.name, role=asked.role, url=asked.url, instance=asked.instance)
-        self._fleet.confirm(asked.name, asked.epoch)
+        if asked.epoch is not None:
+            self._fleet.confirm(asked.name, asked.epoch)
         self._changed()
         return _respond(json_reply({"name": asked.name, "epoch": asked.epoch}))
 

@@ -12,10 +12,12 @@ its counts stay in the sum, another takes its place.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import logging
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -38,6 +40,8 @@ _MOST_WORKERS = 256
 _REST_S = 1.0
 """Before a worker that died is replaced."""
 _STOP_MARGIN_S = 5.0
+_COUNTS_WAIT_S = 2.0
+"""A worker that does not tell its counts within this is shown with those that it told last."""
 _Value = TypeVar("_Value")
 
 
@@ -67,6 +71,8 @@ class Crew:
         self._told: GateState = "frozen"
         """What workers know of the gate; one that starts is told the same."""
         self._tasks: set[asyncio.Task[None]] = set()
+        self._replacing: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[int]] = set()
         self._reserved: socket.socket | None = None
         self._port = 0
         self._desk: Desk
@@ -86,6 +92,9 @@ class Crew:
     async def stop(self) -> None:
         """Let every worker drain; end those that don't."""
         self._stopping = True
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
         workers = list(self._workers.values())
         for worker in workers:
             worker.link.send(wire.Stop())
@@ -96,6 +105,8 @@ class Crew:
                 if end in late:
                     worker.process.kill()
             await asyncio.wait(ends)
+        if self._ending:
+            await asyncio.wait(self._ending, timeout=_STOP_MARGIN_S)
         for task in self._tasks:
             task.cancel()
         if self._reserved is not None:
@@ -122,7 +133,8 @@ class Crew:
         await self._ask_all(lambda number: wire.GateMoved(number, state), None)
 
     async def settle(self, timeout_s: float) -> list[str]:
-        return _joined(await self._ask_all(lambda number: wire.Settle(number, timeout_s), list[str]))
+        asked = await self._ask_all(lambda number: wire.Settle(number, timeout_s), list[str], takes_s=timeout_s)
+        return _joined(asked)
 
     async def running(self) -> list[RunningLeg]:
         return _joined(await self._ask_all(wire.WantsRunning, list[RunningLeg]))
@@ -132,7 +144,8 @@ class Crew:
         return Told(sum(each.requests for each in told), _joined(each.legs for each in told))
 
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]:
-        asked = await self._ask_all(lambda number: wire.WantsEnded(number, legs, timeout_s), list[str])
+        question = functools.partial(wire.WantsEnded, legs=legs, timeout_s=timeout_s)
+        asked = await self._ask_all(question, list[str], takes_s=timeout_s)
         return sorted(set(_joined(asked)))
 
     async def metrics(self) -> bytes:
@@ -155,10 +168,13 @@ class Crew:
                 stdin=asyncio.subprocess.DEVNULL,
             )
         ours.setblocking(False)
-        _, worker.link = await asyncio.get_running_loop().create_connection(
-            lambda: wire.Link(wire.FromWorker, lambda message: self._take(worker, message), lambda: self._lost(worker)),
-            sock=ours,
-        )
+        link = wire.Link(wire.FromWorker, lambda message: self._take(worker, message), lambda: self._lost(worker))
+        try:
+            _, worker.link = await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
+        except asyncio.CancelledError:
+            worker.process.kill()
+            await worker.process.wait()
+            raise
         self._workers[worker.number] = worker
         settings = self._settings.model_dump_json().encode()
         worker.link.send(wire.Hello(worker.number, self._port, settings, self._token))
@@ -175,6 +191,7 @@ class Crew:
         """A worker is gone: give back what its requests held, and replace it."""
         self._workers.pop(worker.number, None)
         self._numbers.discard(worker.number)
+        self._keep(worker.process.wait(), self._ending)
         self._retired = add_up([self._retired, worker.counts])
         for ticket in tuple(worker.tickets):
             self._desk.end_leg(LegEnd(ticket=ticket, outcome="cancelled"))
@@ -185,7 +202,7 @@ class Crew:
             worker.serves.set_exception(StartError("a worker ended before it served; its output is in this log"))
         if served and not self._stopping:
             _log.error("worker %d is gone with %d requests; another is started", worker.number, len(worker.requests))
-            self._keep(self._replace())
+            self._keep(self._replace(), self._replacing)
 
     async def _replace(self) -> None:
         while not self._stopping:
@@ -223,7 +240,7 @@ class Crew:
                 if not worker.serves.done():
                     worker.serves.set_exception(StartError(f"can't listen: {reason}"))
             case _:
-                self._keep(self._answer(worker, message))
+                self._keep(self._answer(worker, message), self._tasks)
 
     async def _answer(self, worker: _WorkerProcess, message: Any) -> None:
         value: object
@@ -255,26 +272,42 @@ class Crew:
 
     async def _refresh_counts(self) -> None:
         workers = list(self._workers.values())
-        answers = await asyncio.gather(*(_or_none(each.link.ask(wire.WantsCounts)) for each in workers))
+        asked = (_or_none(asyncio.wait_for(each.link.ask(wire.WantsCounts), _COUNTS_WAIT_S)) for each in workers)
+        answers = await asyncio.gather(*asked)
         for worker, answer in zip(workers, answers, strict=True):
             if answer is not None:
                 worker.counts = msgspec.msgpack.decode(answer, type=Counts)
 
-    async def _ask_all(self, question: Callable[[int], Any], kind: Any) -> list[Any]:
-        """Ask every worker; one that ends meanwhile has nothing left to answer for."""
-        answers = await asyncio.gather(*(_or_none(each.link.ask(question)) for each in self._workers.values()))
+    async def _ask_all(self, question: Callable[[int], Any], kind: Any, *, takes_s: float = 0.0) -> list[Any]:
+        """Ask every worker what may take it so long; one that ends meanwhile has nothing left to answer for."""
+        limit_s = max(0.0, takes_s) + self._settings.worker_timeout_s
+        answers = await asyncio.gather(*(self._ask(each, question, limit_s) for each in self._workers.values()))
         return [msgspec.msgpack.decode(answer, type=kind) for answer in answers if answer is not None]
 
-    def _keep(self, work: Any) -> None:
+    async def _ask(self, worker: _WorkerProcess, question: Callable[[int], Any], limit_s: float) -> bytes | None:
+        """A worker's answer. One that does not give it is ended, for nobody could say what it still does."""
+        try:
+            return await asyncio.wait_for(worker.link.ask(question), limit_s)
+        except ConnectionResetError:
+            return None
+        except TimeoutError:
+            _log.error("worker %d has not answered within %g s and is ended", worker.number, limit_s)
+            with contextlib.suppress(ProcessLookupError):  # another command may have waited in vain too
+                worker.process.kill()
+            await worker.process.wait()
+            return None
+
+    @staticmethod
+    def _keep(work: Coroutine[Any, Any, _Value], tasks: set[asyncio.Task[_Value]]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
 
 
 async def _or_none(answer: Awaitable[bytes]) -> bytes | None:
     try:
         return await answer
-    except ConnectionResetError:
+    except (ConnectionResetError, TimeoutError):
         return None
 
 

@@ -40,8 +40,6 @@ class ExchangeDesk(Protocol):
 
     def byte_seen(self, replica: str) -> None: ...
 
-    def finish_session(self, session_id: str) -> None: ...
-
 
 class Desk:
     """See the module text."""
@@ -69,9 +67,6 @@ class Desk:
 
     def byte_seen(self, replica: str) -> None:
         self.dispatcher.fleet.byte_seen(replica, time.monotonic())
-
-    def finish_session(self, session_id: str) -> None:
-        self.dispatcher.fleet.finish_session(session_id)
 
     def set_gate(self, state: GateState) -> None:
         # What was decided under the old state is on its way before the new one holds.
@@ -115,7 +110,6 @@ class LocalDesk:
         self._serving = serving
         self.end_leg = desk.end_leg
         self.byte_seen = desk.byte_seen
-        self.finish_session = desk.finish_session
         self.park = serving.park
 
     def ask(self, ask: Ask, exchange: Exchange) -> Grant | Refusal | None:

@@ -74,7 +74,8 @@ class Gathering:
     def start_all(self) -> None:
         """Send the first sample of each prompt on its way; each starts the others of its prompt."""
         for first in range(0, len(self._gather.parts), self._gather.per_prompt):
-            self._start(first)
+            if not self._over:  # a refusal may have come at once
+                self._start(first)
 
     def client_gone(self) -> None:
         self._tools.metrics.counted[CountClientGone()] += 1
@@ -127,12 +128,13 @@ class Gathering:
     # -- inside --------------------------------------------------------------------------------------------
 
     def _start(self, sample: int) -> None:
-        whole, body = self._request, self._gather.body
+        whole = self._request
         request = msgspec.structs.replace(
             whole,
             number=next(self._tools.numbers),
+            sample_of=whole,
             body=self._gather.parts[sample].raw,
-            session_header=body.session_id or whole.request_key,
+            session_header=self._gather.body.session_id,
             deadline=self._gather.deadline,
             request_key=f"{whole.request_key}-s{sample}",
         )
@@ -192,9 +194,6 @@ class Gathering:
         self._replies.clear()
         self._gather.parts.clear()
         del self._stream
-        if self._gather.body.session_id is None:
-            # The samples shared a session of their own, so that they met on one prefill replica.
-            self._tools.desk.finish_session(self._request.request_key)
 
     def _makings(self) -> list[Making]:
         return [exchange.flow.legs.making for _, exchange in sorted(self._exchanges.items())]

@@ -18,13 +18,27 @@ from router.io.http1.client import Call, Failure
 if TYPE_CHECKING:
     from router.io.exchange import Exchange
 
+REPLY_LIMIT = 1 << 30
+"""Bytes of a reply that is kept until it is whole; the longest real ones carry the scores of a long prompt."""
+
 _EVENT_STREAM = b"text/event-stream"
 
 
 class Leg:
     """See the module text."""
 
-    __slots__ = ("_content_type", "_exchange", "_held", "_mode", "_parts", "_status", "accepted", "call", "command")
+    __slots__ = (
+        "_content_type",
+        "_exchange",
+        "_held",
+        "_mode",
+        "_parts",
+        "_size",
+        "_status",
+        "accepted",
+        "call",
+        "command",
+    )
 
     def __init__(self, command: SendLeg, exchange: Exchange) -> None:
         self.command = command
@@ -36,6 +50,7 @@ class Leg:
         self._status = 0
         self._content_type = b""
         self._parts: list[bytes] = []
+        self._size = 0
         self._held = b""
 
     @property
@@ -57,6 +72,9 @@ class Leg:
             self._exchange.relay(chunk)
         elif mode == "whole":
             self._parts.append(chunk)
+            self._size += len(chunk)
+            if self._size > REPLY_LIMIT:
+                self.fail("broken", "its reply goes on without end")
         elif mode == "first_line":
             self._held += chunk
             if b"\n" in self._held:

@@ -13,6 +13,7 @@ import secrets
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import msgspec
 
@@ -44,7 +45,8 @@ class _FinishSession(msgspec.Struct):
 
 
 class _AbortRequests(msgspec.Struct, forbid_unknown_fields=True):
-    request_ids: list[str] = []
+    request_ids: Annotated[list[str], msgspec.Meta(max_length=1000)] = []
+    """Each is looked for among all open requests: more would hold up everybody else."""
     request_id: str | None = None
 
 
@@ -104,10 +106,10 @@ class PublicPort:
             route=ROUTE_OF_PATH[path],
             path=path,
             body=request.body,
-            session_header=session.decode("latin-1") if session is not None else None,
-            min_version=min_version.decode("latin-1") if min_version else None,
+            session_header=_text(session) if session is not None else None,
+            min_version=_text(min_version) if min_version else None,
             request_key=f"{self._key_prefix}-{number}",
-            asked_id=asked_id.decode("latin-1") if asked_id else None,
+            asked_id=_text(asked_id) if asked_id else None,
             forwarded=b"".join([b"%b: %b\r\n" % (each, headers[each]) for each in _FORWARDED if each in headers]),
         )
         exchange = Exchange(responder, arrived, self._tools, started)
@@ -148,12 +150,12 @@ class PublicPort:
 
     async def _ask_any(self, request: Request) -> Reply:
         """Pass a request that generates nothing to the usable engines in turn, to the next one where one fails."""
-        url_end = request.path + (f"?{request.query}" if request.query else "")
+        path = request.path + (f"?{request.query}" if request.query else "")
         urls = await self._overview.usable_urls()
         first = next(self._turns) % len(urls) if urls else 0
         for url in urls[first:] + urls[:first]:
             reply = await self._tools.upstream.ask(
-                request.method, url + url_end, self._settings.question_timeout_s, body=request.body
+                request.method, url, path, self._settings.question_timeout_s, body=request.body
             )
             if isinstance(reply, EngineReply) and reply.status < 500:
                 content_type = reply.headers.get(b"content-type", b"application/octet-stream").decode("latin-1")
@@ -174,6 +176,14 @@ class PublicPort:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _text(header: bytes) -> str:
+    """What clients mean by a header: it has to equal the same text in a body."""
+    try:
+        return header.decode()
+    except UnicodeDecodeError:
+        return header.decode("latin-1")
 
 
 def not_found(method: str, path: str) -> Reply:

@@ -161,7 +161,7 @@ class Serving:
         return dict(zip(urls, answers, strict=True))
 
     async def _listed(self, url: str, timeout_s: float) -> _Listed:
-        reply = await self._upstream.ask("GET", f"{url}/fence", timeout_s)
+        reply = await self._upstream.ask("GET", url, "/fence", timeout_s)
         if reply == "unreachable":
             return frozenset()  # nobody is there who could run anything
         if not isinstance(reply, EngineReply):

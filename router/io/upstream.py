@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from router.core.fleet import ReplicaLost
@@ -113,12 +113,14 @@ class Upstream:
     # -- questions -----------------------------------------------------------------------------------------
 
     async def ask(
-        self, method: str, url: str, timeout_s: float, *, body: bytes = b"", forwarded: bytes = b""
+        self, method: str, url: str, path: str, timeout_s: float, *, body: bytes = b""
     ) -> EngineReply | Failure | None:
         """A whole reply, how there came none, or None if there was none in time."""
         answer: asyncio.Future[EngineReply | Failure] = asyncio.get_running_loop().create_future()
-        head = self._common + (b"Content-Type: application/json\r\n" if body else b"") + forwarded
-        call = self._client.send(split_url(url), method, head, body, _Question(answer))
+        head = self._common + (b"Content-Type: application/json\r\n" if body else b"")
+        # Not `_target`: what a client puts behind the `?` is kept nowhere.
+        target = replace(split_url(url), path=path.encode("ascii"))
+        call = self._client.send(target, method, head, body, _Question(answer))
         try:
             async with asyncio.timeout(timeout_s):
                 return await answer
@@ -130,7 +132,7 @@ class Upstream:
 
     async def probe(self, url: str, timeout_s: float) -> EngineReply | ProbeFailure:
         """The reply if `GET url/health` answers 200 in time, else how it failed."""
-        reply = await self.ask("GET", f"{url}/health", timeout_s)
+        reply = await self.ask("GET", url, "/health", timeout_s)
         if reply is None or reply == "local":
             return "slow"
         return reply if isinstance(reply, EngineReply) and reply.status == 200 else "refused"

@@ -62,9 +62,6 @@ class RemoteDesk:
     def byte_seen(self, replica: str) -> None:
         self._link.send(wire.ByteSeen(replica))
 
-    def finish_session(self, session_id: str) -> None:
-        self._link.send(wire.FinishSession(session_id))
-
 
 class RemoteOverview:
     """The whole router, asked over the link."""

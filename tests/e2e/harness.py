@@ -19,6 +19,11 @@ from prometheus_client.parser import text_string_to_metric_families
 UP_TIMEOUT_S = 900
 CALL_TIMEOUT_S = 300
 SETTLE_S = 60
+PAIR = "pair"
+"""The job that several modules share; see conftest.py."""
+JOB_PROCESSES = ("mooncake-master", "storage-prefill-0", "prefill-0", "decode-0", "router", "prometheus")
+"""Of `split_job`."""
+GONE_WITHIN_S = 10
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits_total"
 
 ENGINE = {
@@ -216,3 +221,16 @@ def run_pids(run_id: str) -> set[int]:
         if f"HEADRACE_RUN_ID={run_id}".encode() in environment and state != "Z":
             found.add(int(entry.name))
     return found
+
+
+def down_leaves_nothing(headrace: Headrace, name: str) -> None:
+    mark = run_id(headrace, name)
+    headrace.down(name)
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while run_pids(mark):
+        assert time.monotonic() < deadline, run_pids(mark)
+        time.sleep(0.2)
+
+
+def unit_pid(status: dict[str, Any], name: str) -> int:
+    return next(int(unit["pid"]) for unit in status["units"] if unit["name"] == name)

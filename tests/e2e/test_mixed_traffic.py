@@ -36,6 +36,7 @@ def fleet(traffic_reference: Answers, headrace: Headrace, tiny_model: Path) -> I
         yield headrace.up(split_job(NAME, tiny_model, ROUTER_PORT, **tables))
     finally:
         headrace.down(NAME)
+        assert headrace.status(NAME)["phase"] == "stopped"
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from tests.fakes.tiny_model import make_tiny_model
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
 NAME = "updated"
-ROUTER_PORT = 9433
+ROUTER_PORT = 9436
 CONTROL_PORT = 9438
 TOKEN = "a-token-of-this-test"
 UPDATE_S = 240
@@ -126,7 +126,7 @@ def job(control: Control, checkpoints: tuple[Path, Path]) -> Iterator[dict[str, 
         roles=roles,
         monitoring={"enabled": False},
         handoff=PATIENT_HANDOFF,
-        weights={"limits": {"grace": 2}},
+        weights={"limits": {"grace": 2, "command": 60}},
     )
     table["engine"] |= {"max_model_len": 256, "kv_cache_memory_bytes": 32 << 20}
     assert control.client.post("/jobs", json=table).status_code == 202
@@ -203,7 +203,7 @@ def traffic(job: dict[str, Any], clients: int = 2) -> Iterator[list[Reply]]:
     for thread in threads:
         thread.start()
     try:
-        time.sleep(1)
+        wait_until("requests run before the update", lambda: len(replies) >= clients)
         yield replies
         count = len(replies)
         wait_until("requests run after the update", lambda: len(replies) >= count + 2 * clients)
@@ -265,8 +265,8 @@ def test_the_control_plane_is_killed_in_the_middle(
     while not is_in_the_middle():
         assert time.monotonic() < deadline, control.get("/weights")
     control.kill()
+    control.start()
     with traffic(job) as replies:
-        control.start()
         control.wait_committed(number)
     check(replies, {serves(job, control, "step-2")})
     assert difference(first, logprobs(job)) < SAME

@@ -84,6 +84,8 @@ class StubEngine:
     """Close the connection without a reply."""
     drop_reused: bool = False
     """Do so to a request that comes on a connection that has served one before."""
+    raw: bytes | None = None
+    """The whole of each reply's body, with 200."""
     break_after: int | None = None
     """Close a stream after so many tokens."""
     stream_error: bool = False
@@ -251,6 +253,8 @@ class StubEngine:
             return web.Response(
                 status=self.status, body=self.error_body or default, headers={"Content-Type": "application/json"}
             )
+        if self.raw is not None:
+            return web.Response(body=self.raw, headers={"Content-Type": "application/json"})
         tokens = self._generated(record)
         if record.body.get("stream"):
             return await self._stream(request, record, tokens)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.abilities import ask
 from connectors.chain import ChainParts, transfer_config
@@ -34,8 +35,11 @@ JOB = "job-1.a"
 BLOCK = 32
 SETTLE_S = 30
 STORE_PORTS = 24
-MODEL_LENGTH = 2048
+MODEL_LENGTH = 1024
+AT_ONCE = 2
+"""Requests that an engine computes at once; others wait."""
 LEASE_S = 60.0
+ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
 @dataclass
@@ -47,6 +51,15 @@ class Member:
     def hits(self) -> int:
         """Prompt tokens that have come from the pool so far."""
         return int(self.engine.client.counter(EXTERNAL_HITS))
+
+    def gauge(self, name: str) -> float:
+        text = self.engine.call("GET", "/metrics").text
+        return sum(
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if sample.name == name
+        )
 
     def request(self, prompt: Sequence[int], salt: str = "s", epoch: int | None = None, **more: Any) -> httpx.Response:
         """As the router sends it; `epoch`: the one that its salt names, where that is not the engine's."""
@@ -130,18 +143,22 @@ def running_fleet(model: Path, folder: Path) -> Iterator[Fleet]:
     """Both engines in epoch 1."""
     with ExitStack() as stack:
         volume = stack.enter_context(running_volume(folder, capacity_bytes=256 << 20, lease_s=LEASE_S))
-        members = [Member(_start(model, folder, volume, role, core)) for core, role in enumerate(("prefill", "decode"))]
+        members = [start_member(model, folder, volume, role, str(core)) for core, role in enumerate(ROLES)]
         for member in members:
             stack.callback(member.engine.stop)
         for member in members:
             wait_ready(member.engine)
             member.to_epoch(1)
-        pool = PoolClient(python=sys.executable, master_address=volume.volume.master, metrics_url=volume.metrics_url)
-        threads = stack.enter_context(ThreadPoolExecutor())
-        yield Fleet(members[0], members[1], pool, volume, threads)
+        threads = stack.enter_context(ThreadPoolExecutor(max_workers=2 * AT_ONCE))
+        yield Fleet(members[0], members[1], pool_of(volume), volume, threads)
 
 
-def _start(model: Path, folder: Path, volume: RunningVolume, role: Role, core: int) -> EngineProcess:
+def pool_of(volume: RunningVolume) -> PoolClient:
+    return PoolClient(python=sys.executable, master_address=volume.volume.master, metrics_url=volume.metrics_url)
+
+
+def start_member(model: Path, folder: Path, volume: RunningVolume, role: Role, cores: str, *, ranks: int = 1) -> Member:
+    """Begin to start an engine with the chain that is composed for its role."""
     own = folder / role
     own.mkdir()
     config = own / "mooncake.json"
@@ -154,7 +171,7 @@ def _start(model: Path, folder: Path, volume: RunningVolume, role: Role, core: i
     )
     config.write_text(text, encoding="ascii")
     parts = ChainParts(
-        handoff=NixlSettings(lease_s=20, num_threads=1, cross_layers_blocks=False),
+        handoff=None if role == "colocated" else NixlSettings(lease_s=20, num_threads=1, cross_layers_blocks=False),
         store=StoreSettings(cache_prefix=JOB, save_decode_cache=True, cross_layers_blocks=False, by_epoch=True),
         native=None,
     )
@@ -162,6 +179,7 @@ def _start(model: Path, folder: Path, volume: RunningVolume, role: Role, core: i
     arguments = {
         "--kv-transfer-config": json.dumps(transfer_config(role, parts, ask(sys.executable))),
         "--max-model-len": MODEL_LENGTH,
+        "--max-num-seqs": AT_ONCE,
     }
     variables = {
         **common_environment(
@@ -171,7 +189,8 @@ def _start(model: Path, folder: Path, volume: RunningVolume, role: Role, core: i
             config_path=str(config), advertised_host=HOST, protocol="tcp", ports=(free_ports(1)[0], STORE_PORTS)
         ),
     }
-    return start_engine(model, own, port, cores=str(core), arguments=arguments, variables=variables)
+    engine = start_engine(model, own, port, ranks=ranks, cores=cores, arguments=arguments, variables=variables)
+    return Member(engine)
 
 
 def eventually(holds: Callable[[], bool]) -> None:

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,19 +14,9 @@ from router.core.continuation import Continuation, Ended, RelayedStream, continu
 from router.core.delivered import Delivered
 from router.core.split import ROUTE_OF_PATH, ClientBody, parse_body, single_body
 from router.core.stream import StreamMerge
-from tests.fakes.tiny_model import make_tiny_model
+from tests.stack.fenced_engine import CALL_TIMEOUT_S, Engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
-
-REPOSITORY = Path(__file__).parents[2]
-PORT = 9530
-URL = f"http://127.0.0.1:{PORT}"
-BOOT_S = 500
-ARGUMENTS = {
-    "--port": str(PORT), "--host": "127.0.0.1", "--served-model-name": "tiny", "--dtype": "float32",
-    "--max-model-len": "512", "--max-num-seqs": "4", "--block-size": "32", "--kv-cache-memory-bytes": "67108864",
-}  # fmt: skip
-SWITCHES = ("--enforce-eager", "--enable-scale-out")
 
 TEXT = "The answer to everything is é: "
 COMMON: dict[str, Any] = {
@@ -51,7 +35,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "chat without a cap": (
         "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": TEXT * 14}], "temperature": 0},
+        {"messages": [{"role": "user", "content": TEXT * 30}], "temperature": 0},
     ),
     "generate": ("/inference/v1/generate", {"token_ids": TOKENS, "sampling_params": SAMPLING}),
     "generate, text": (
@@ -59,46 +43,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         {"token_ids": TOKENS, "sampling_params": SAMPLING, "output_mode": "text", "return_token_ids": True},
     ),
 }
+HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
 CUTS = [(1,), (2,), (13,), (3, 1, 9)]
 """How many events each run but the last one gets to send."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    model = make_tiny_model(REPOSITORY / ".cache" / "models" / "tiny-qwen3")
-    log = tmp_path_factory.mktemp("engine") / "log"
-    argv = [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *SWITCHES]
-    argv += [word for pair in ARGUMENTS.items() for word in pair]
-    with log.open("wb") as out:
-        env = os.environ | {"VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        env |= {
-            "TORCHDYNAMO_DISABLE": "1"
-        }  # even an eager engine would compile helpers, which a path with a space breaks
-        process = subprocess.Popen(argv, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True)
-        try:
-            deadline = time.monotonic() + BOOT_S
-            while not healthy():
-                assert process.poll() is None, log.read_text(errors="replace")[-4000:]
-                assert time.monotonic() < deadline, log.read_text(errors="replace")[-4000:]
-                time.sleep(0.5)
-            yield
-        finally:
-            # The engine's own processes are in its group.
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def healthy() -> bool:
-    try:
-        return httpx.get(f"{URL}/health", trust_env=False).status_code == 200
-    except httpx.TransportError:
-        return False
-
-
-def events_of(path: str, body: bytes, count: int | None) -> Iterator[bytes]:
+def events_of(engine: Engine, path: str, body: bytes, count: int | None) -> Iterator[bytes]:
     """The stream's first `count` events, each as it came; then the connection is closed."""
-    headers = {"content-type": "application/json"}
-    with httpx.stream("POST", f"{URL}{path}", content=body, headers=headers, timeout=120, trust_env=False) as reply:
+    url, headers = f"{engine.plan.url}{path}", engine.right_headers() | HEADERS
+    with httpx.stream("POST", url, content=body, headers=headers, timeout=CALL_TIMEOUT_S, trust_env=False) as reply:
         assert reply.status_code == 200, reply.read()
         seen = 0
         for line in reply.iter_lines():
@@ -108,7 +61,7 @@ def events_of(path: str, body: bytes, count: int | None) -> Iterator[bytes]:
             yield line.encode() + b"\n"
 
 
-def streamed(path: str, body: ClientBody, cuts: tuple[int, ...]) -> bytes:
+def streamed(engine: Engine, path: str, body: ClientBody, cuts: tuple[int, ...]) -> bytes:
     delivered = Delivered(body, None)
     again = tracked(body)
     assert again is not None
@@ -117,7 +70,7 @@ def streamed(path: str, body: ClientBody, cuts: tuple[int, ...]) -> bytes:
     for run, count in enumerate((*cuts, None)):
         leg = going.leg_body(single_body(going.body, salt=f"epoch-{run}"))
         stream = RelayedStream(StreamMerge(None), going.stream, delivered)
-        for lines in events_of(path, leg, count):
+        for lines in events_of(engine, path, leg, count):
             text += stream.feed(lines)
             assert stream.broken is None
         if count is None:
@@ -157,8 +110,8 @@ def told(text: bytes) -> dict[str, Any]:
     }
 
 
-def uncut(path: str, fields: dict[str, Any]) -> dict[str, Any]:
-    return told(b"".join(events_of(path, json.dumps(fields).encode(), None)))
+def uncut(engine: Engine, path: str, fields: dict[str, Any]) -> dict[str, Any]:
+    return told(b"".join(events_of(engine, path, json.dumps(fields).encode(), None)))
 
 
 def client_body(path: str, fields: dict[str, Any]) -> ClientBody:
@@ -167,24 +120,24 @@ def client_body(path: str, fields: dict[str, Any]) -> ClientBody:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_continued_stream_is_the_uncut_one(case: str) -> None:
+def test_a_continued_stream_is_the_uncut_one(served: Engine, case: str) -> None:
     path, more = CASES[case]
     fields = COMMON | more
-    expected = uncut(path, fields)
+    expected = uncut(served, path, fields)
     for cuts in CUTS:
-        assert told(streamed(path, client_body(path, fields), cuts)) == expected, cuts
+        assert told(streamed(served, path, client_body(path, fields), cuts)) == expected, cuts
 
 
 @pytest.mark.parametrize("included", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
-def test_a_stop_text_that_a_cut_falls_into_is_found(path: str, included: bool) -> None:
+def test_a_stop_text_that_a_cut_falls_into_is_found(served: Engine, path: str, included: bool) -> None:
     prompt = {"prompt": TEXT} if path == "/v1/completions" else {"messages": [{"role": "user", "content": TEXT}]}
     fields = COMMON | {"temperature": 0, "max_tokens": 60, "ignore_eos": True, "return_token_ids": True} | prompt
-    text = uncut(path, fields)["text"]
+    text = uncut(served, path, fields)["text"]
     at = len(text) // 2
     fields |= {"stop": [text[at : at + 4], "never said"], "include_stop_str_in_output": included}
-    expected = uncut(path, fields)
+    expected = uncut(served, path, fields)
     assert expected["finish"] == [("stop", text[at : at + 4])]
     tokens = len(expected["token_ids"])
     for cut in (tokens - 4, tokens - 3, tokens - 2, tokens - 1, tokens + 1):
-        assert told(streamed(path, client_body(path, fields), (cut,))) == expected, cut
+        assert told(streamed(served, path, client_body(path, fields), (cut,))) == expected, cut

@@ -3,39 +3,22 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from connectors.engine_client import CommandOrder, EngineClient
+from connectors.engine_client import CommandOrder
 from connectors.vllm_plugin.fence_rules import route_kind
-from deploy.local.backend import LocalBackend
 from deploy.logs import tail
-from deploy.probe import check
-from deploy.unit import LaunchUnit, RunContext, UnitRecord
-from orchestrator.observe.cluster import collect_facts
-from orchestrator.plan.build import build_plan, refuse_errors
-from orchestrator.plan.types import EnginePlan
-from orchestrator.store.tokens import write_fresh_token
 from orchestrator.supervisor.log_cause import likely_cause
-from tests.e2e.harness import job_table, wait_until
-from tests.fakes.tiny_model import make_tiny_model
-from tests.unit.orchestrator.samples import spec_of
+from tests.e2e.harness import wait_until
+from tests.stack.fenced_engine import BOOT_S, CALL_TIMEOUT_S, EPOCH, Engine, planned_engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
-REPOSITORY = Path(__file__).parents[2]
-PORTS = {"base": 9480}
-BOOT_S = 300
-STOP_GRACE_S = 10
-CALL_TIMEOUT_S = 120
-EPOCH = 5
-OWN_MIDDLEWARE = "starlette.middleware.gzip.GZipMiddleware"
 CONTROL = {
     "/pause",
     "/resume",
@@ -55,94 +38,36 @@ NOT_IN_THE_SCHEMA = [
 ]
 
 
-@dataclass
-class Engine:
-    """One planned engine and its present life."""
+@dataclass(frozen=True)
+class Restarted:
+    """An engine that served, was killed, and came back on its port."""
 
-    plan: EnginePlan
-    unit: LaunchUnit
-    run: RunContext
-    backend: LocalBackend
-    record: UnitRecord | None = None
-
-    def start(self) -> UnitRecord:
-        self.record = self.backend.start(self.run, self.unit)
-        return self.record
-
-    def wait_ready(self) -> None:
-        assert self.record is not None
-        deadline = time.monotonic() + BOOT_S
-        while not check(self.unit.probe, ()).ready:
-            assert self.alive(), "\n".join(tail(self.record.log, 40))
-            assert time.monotonic() < deadline, "\n".join(tail(self.record.log, 40))
-            time.sleep(0.3)
-
-    def alive(self) -> bool:
-        assert self.record is not None
-        return self.backend.poll(self.run, [self.record])[self.unit.name].alive
-
-    def exit_code(self) -> int | None:
-        assert self.record is not None
-        return self.backend.poll(self.run, [self.record])[self.unit.name].exit_code
-
-    def stop(self, grace_s: float = STOP_GRACE_S) -> None:
-        if self.record is not None:
-            assert self.backend.stop(self.run, [self.record], grace_s) == ()
-
-    @property
-    def token(self) -> dict[str, str]:
-        return {"authorization": f"Bearer {Path(self.plan.token_file).read_text(encoding='ascii').strip()}"}
-
-    def call(self, method: str, path: str, headers: dict[str, str], body: Any = None, **more: Any) -> httpx.Response:
-        url = f"{self.plan.url}{path}"
-        return httpx.request(method, url, headers=headers, json=body, timeout=CALL_TIMEOUT_S, trust_env=False, **more)
-
-    def fence(self) -> dict[str, Any]:
-        view: dict[str, Any] = self.call("GET", "/fence", self.token).json()
-        return view
-
-    def right_headers(self) -> dict[str, str]:
-        """Of a leg as the router sends it."""
-        instance = self.fence()["instance"]
-        return {**self.token, "x-headrace-instance": instance, "x-headrace-epoch": str(EPOCH), "x-headrace-salted": "1"}
-
-    def confirm(self, order: CommandOrder) -> None:
-        with EngineClient(self.plan.url, self.plan.token_file) as client:
-            client.confirm_epoch(client.fence().instance, EPOCH, order)
-
-
-def planned_engine(folder: Path) -> Engine:
-    """A colocated engine of the tiny model as the planner makes it, its files written."""
-    model = make_tiny_model(REPOSITORY / ".cache" / "models" / "tiny-qwen3")
-    table = job_table("fenced", model, 9489, roles={"colocated": {}}, monitoring={"enabled": False}, ports=PORTS)
-    table["engine"]["middleware"] = OWN_MIDDLEWARE
-    spec = spec_of(table)
-    plan = build_plan(spec, collect_facts(spec, folder, frozenset()))
-    refuse_errors(plan)
-    write_fresh_token(Path(plan.engines[0].token_file))
-    run = RunContext(job="fenced", run_id=f"fenced-{folder.name}", log_dir=folder / "logs")
-    unit = next(unit for unit in plan.units if unit.name == plan.engines[0].name)
-    backend = LocalBackend()
-    backend.prepare(run, [unit], plan.files)
-    return Engine(plan=plan.engines[0], unit=unit, run=run, backend=backend)
+    engine: Engine
+    former: dict[str, str]
+    """Headers of a leg that the former life served."""
 
 
 @pytest.fixture(scope="module")
-def booted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def restarted(served: Engine) -> Iterator[Restarted]:
     """As it boots: no epoch is confirmed yet. The tests of this module go on with it in their order."""
-    engine = planned_engine(tmp_path_factory.mktemp("fenced"))
-    try:
-        engine.start()
-        engine.wait_ready()
-        yield engine
-    finally:
-        engine.stop()
+    former = served.right_headers()
+    assert served.call("POST", "/v1/completions", former, SALTED).status_code == 200
+    served.stop(grace_s=0)
+    served.start()
+    served.wait_ready()
+    yield Restarted(served, former)
+    served.stop()
+
+
+@pytest.fixture
+def booted(restarted: Restarted) -> Engine:
+    return restarted.engine
 
 
 @pytest.fixture
 def engine(booted: Engine) -> Engine:
     """With its epoch confirmed."""
-    booted.confirm(CommandOrder(update=1, attempt=0, step=0))
+    booted.confirm(CommandOrder(update=1, attempt=0, step=1))
     return booted
 
 
@@ -183,6 +108,18 @@ def test_observation_needs_the_token_alone(booted: Engine) -> None:
 def test_the_middleware_of_the_job_file_is_loaded_too(booted: Engine) -> None:
     reply = booted.call("GET", "/metrics", {**booted.token, "accept-encoding": "gzip"})
     assert reply.headers["content-encoding"] == "gzip"
+
+
+def test_a41_an_engine_that_comes_back_on_its_port_refuses_the_former_epoch(restarted: Restarted) -> None:
+    """It loaded the weights from the disk; what still names the former life must not be computed with them."""
+    engine, former = restarted.engine, restarted.former
+    reply = engine.call("POST", "/v1/completions", former, SALTED)
+    assert reply.status_code == 503
+    assert "no epoch is confirmed" in reply.json()["error"]["message"]
+    assert reply.headers["x-headrace-instance"] != former["x-headrace-instance"]
+    engine.confirm(CommandOrder(update=1, attempt=0, step=1))
+    assert engine.call("POST", "/v1/completions", former, SALTED).status_code == 503
+    assert engine.call("POST", "/v1/completions", engine.right_headers(), SALTED).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -232,22 +169,6 @@ def test_a_paused_engine_refuses_until_it_is_resumed(engine: Engine) -> None:
     assert (refused.status_code, refused.json()["error"]["param"]) == (503, "pause")
     assert engine.call("POST", "/resume", engine.token).status_code == 200
     assert engine.call("POST", "/v1/completions", right, SALTED).status_code == 200
-
-
-def test_a41_an_engine_that_comes_back_on_its_port_refuses_the_former_epoch(engine: Engine) -> None:
-    """It loaded the weights from the disk; what still names the former life must not be computed with them."""
-    former = engine.right_headers()
-    assert engine.call("POST", "/v1/completions", former, SALTED).status_code == 200
-    engine.stop(grace_s=0)
-    engine.start()
-    engine.wait_ready()
-    reply = engine.call("POST", "/v1/completions", former, SALTED)
-    assert reply.status_code == 503
-    assert "no epoch is confirmed" in reply.json()["error"]["message"]
-    assert reply.headers["x-headrace-instance"] != former["x-headrace-instance"]
-    engine.confirm(CommandOrder(update=1, attempt=0, step=1))
-    assert engine.call("POST", "/v1/completions", former, SALTED).status_code == 503
-    assert engine.call("POST", "/v1/completions", engine.right_headers(), SALTED).status_code == 200
 
 
 @pytest.mark.full

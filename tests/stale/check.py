@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import json
 import math
+import shutil
 import sys
 import tempfile
 import time
@@ -22,13 +23,12 @@ from tests.e2e.harness import Headrace
 from tests.stale.fleet import ENGINES, STORAGE, Fleet, job_fleet, weight_sets
 from tests.stale.judge import Reply, Stale, crossings, hits_across_epochs, judge
 from tests.stale.play import Played, play
-from tests.stale.reference import KEPT, Question, reference
+from tests.stale.reference import Question, reference
 from tests.stale.schedule import Schedule, make_schedule
 from tests.stale.stock import replica_by_replica, stock_fleet, without_faults
 
 SCHEDULES = 50
 CONTROL_SCHEDULES = 3
-HOME = KEPT / "state"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,26 +117,28 @@ def main() -> None:
     arguments.add_argument("--first", type=int, default=1, metavar="SEED", help="seed of the first")
     arguments.add_argument("--limit-s", type=float, default=math.inf, help="seconds after which no schedule begins")
     chosen = arguments.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="headrace-stale-"))
+    print(f"logs of the engines: {folder}", flush=True)
     complaints: list[str] = []
     wrong: list[Stale] = []
     played: list[Played] = []
-    with tempfile.TemporaryDirectory() as folder:
-        scratch = Path(folder)
-        if chosen.control:
-            seeds = range(chosen.first, chosen.first + chosen.control)
-            wrong = stale_replies(play_control(HOME, seeds, chosen.limit_s), scratch)
-            for each in wrong:
-                print(f"control, as it should be: {each}", flush=True)
-            if not wrong:
-                complaints.append("the control has found nothing wrong with stock practice")
-        if chosen.schedules:
-            seeds = range(chosen.first, chosen.first + chosen.schedules)
-            with job_fleet(Headrace(HOME), scratch) as fleet:
-                played = play_all(fleet, schedules_of(seeds), chosen.limit_s)
-        found = examine(played, scratch)
+    if chosen.control:
+        seeds = range(chosen.first, chosen.first + chosen.control)
+        wrong = stale_replies(play_control(folder / "control", seeds, chosen.limit_s), folder)
+        for each in wrong:
+            print(f"control, as it should be: {each}", flush=True)
+        if not wrong:
+            complaints.append("the control has found nothing wrong with stock practice")
+    if chosen.schedules:
+        seeds = range(chosen.first, chosen.first + chosen.schedules)
+        with job_fleet(Headrace(folder / "job"), folder) as fleet:
+            played = play_all(fleet, schedules_of(seeds), chosen.limit_s)
+    found = examine(played, folder)
     complaints += found.complaints
     for complaint in complaints:
         print(complaint)
+    if not complaints:
+        shutil.rmtree(folder)
     result = {
         "schedules": len(found.played),
         "replies": found.replies,

@@ -27,6 +27,9 @@ from vllm.platforms import current_platform
 
 from connectors.vllm_plugin.weights.plan import ParameterFacts
 
+_PLAIN_CACHES = ("auto", "float32", "bfloat16", "float16")
+_PROCESS = "process_weights_after_loading"
+
 
 def is_processed(module: nn.Module) -> bool:
     """Whether something happens to the module's weights after they were loaded."""
@@ -182,8 +185,18 @@ def tied_to(model: nn.Module, names: set[str]) -> list[nn.Module]:
 
 
 def attention_of(model: nn.Module) -> list[nn.Module]:
-    """Attention modules that vLLM processes once everything else is loaded."""
-    return [module for module in model.modules() if _is_deferred(module)]
+    """Attention modules that vLLM processes once everything else is loaded, and not in vain."""
+    return [module for module in model.modules() if _is_deferred(module) and not _keeps_defaults(module)]
+
+
+def _keeps_defaults(module: Any) -> bool:
+    """Whether processing only sets the scales of a cache that is not quantised to what they are. That takes a GPU of
+    many layers longer than half of its weights."""
+    if type(module) is not attention.Attention or module.kv_cache_dtype not in _PLAIN_CACHES:
+        return False
+    ways = (vars(kind) for kind in type(module.impl).__mro__)
+    way = next((each[_PROCESS] for each in ways if _PROCESS in each), None)
+    return way is not None and way.__module__ == "vllm.v1.attention.backend"
 
 
 def process_attention(module: Any, dtype: torch.dtype) -> None:

@@ -52,13 +52,14 @@ class Load:
         room = room or self._rooms.room(index)
         try:
             self.wrote = self.wrote or room.writes_at_once
+            self._fetch.start(index, room.targets)
+            ahead = self._begin_ahead(index + 1)
             moved = self._fetch.fetch(index, room.targets)
             if self._check_finite:
                 refuse_non_finite(room.targets)
         except BaseException:
             room.put_back()
             raise
-        ahead = self._begin_ahead(index + 1)
         copy_s, process_s = self._finish(group, room)
         for producer, count in moved.by_producer.items():
             self.numbers.by_producer[producer] = self.numbers.by_producer.get(producer, 0) + count
@@ -69,7 +70,7 @@ class Load:
         return ahead
 
     def _begin_ahead(self, index: int) -> Room | None:
-        """Where a group needs no memory of its own, its bytes may come while the one before is finished."""
+        """Where a group needs no memory of its own, its bytes may follow those of the one before at once."""
         if index == len(self._plan.groups) or not self._rooms.needs_no_memory(index):
             return None
         room = self._rooms.room(index)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -29,6 +29,18 @@ Look = Callable[[], None]
 
 
 @dataclass(slots=True)
+class Posted:
+    """A group on its way into those of its targets that are dense."""
+
+    targets: Sequence[Target]
+    transfers: list[Transfer]
+    devices: set[torch.device]
+    """GPUs that are written to."""
+    passing: list[MemoryRegion]
+    """Registered for this one fetch."""
+
+
+@dataclass(slots=True)
 class Prepared:
     """The reads of one load plan from one layout."""
 
@@ -38,18 +50,11 @@ class Prepared:
     transfers: list[GroupTransfers]
     producers: frozenset[int]
     """From which anything is read."""
+    posted: dict[int, Posted] = field(default_factory=dict)
+    """By group. Whoever comes with the very same targets again need not have them looked through."""
 
     def fits(self, layout: Layout, groups: Groups, reader: Reader) -> bool:
         return self.layout.name == layout.name and self.groups is groups and self.reader == reader
-
-
-@dataclass(slots=True)
-class Posted:
-    """A group on its way into those of its targets that are dense."""
-
-    transfers: list[Transfer]
-    passing: list[MemoryRegion]
-    """Registered for this one fetch."""
 
 
 class Session:
@@ -85,32 +90,35 @@ class Session:
         self._prepared = Prepared(layout, groups, reader, transfers, producers)
         return self._prepared
 
-    def post(self, group: GroupTransfers, targets: Sequence[Target]) -> Posted:
-        """Begin to read."""
-        dense = {number: target for number, target in enumerate(targets) if _is_dense(target)}
-        for device in {target.into.device for target in dense.values() if target.into.is_cuda}:
+    def post(self, prepared: Prepared, number: int, targets: Sequence[Target]) -> Posted:
+        """Begin to read a group."""
+        posted = prepared.posted.get(number)
+        if posted is None or posted.targets is not targets:
+            posted = prepared.posted[number] = self._look_through(prepared.transfers[number], targets)
+        for device in posted.devices:
             # Reads don't wait for what is still queued on these tensors.
             torch.cuda.current_stream(device).synchronize()
-        self._registered.keep(target.into for target in dense.values() if target.stays)
-        passing = self._registered.use(target.into for target in dense.values() if not target.stays)
-        return Posted(group.post({number: target.into for number, target in dense.items()}), passing)
+        prepared.transfers[number].post(posted.transfers)
+        return posted
 
-    def finish(
-        self, group: GroupTransfers, posted: Posted, targets: Sequence[Target], *, timeout_s: float, look: Look
-    ) -> Iterator[Transfer]:
+    def finish(self, prepared: Prepared, number: int, *, timeout_s: float, look: Look) -> Iterator[Transfer]:
         """Wait for what was posted, then read the rest by way of the receive buffer. All transfers, completed."""
+        group, posted = prepared.transfers[number], prepared.posted[number]
         wait_for(self._agent, posted.transfers, timeout_s=timeout_s, look=look)
         yield from posted.transfers
-        for batch in _batches(targets):
+        for batch in _batches(posted.targets):
             received = self._receive_into(batch)
-            transfers = group.post(received)
+            transfers = group.into(received)
+            group.post(transfers)
             wait_for(self._agent, transfers, timeout_s=timeout_s, look=look)
             yield from transfers
-            for number, tensor in received.items():
-                targets[number].into.copy_(tensor)
+            for index, tensor in received.items():
+                posted.targets[index].into.copy_(tensor)
             for device in {tensor.device for tensor in received.values() if tensor.is_cuda}:
                 # The next batch comes into the same buffer.
                 torch.cuda.current_stream(device).synchronize()
+        if not all(target.stays for target in posted.targets):
+            del prepared.posted[number]
         if posted.passing:
             group.forget_targets()
             self._registered.unuse(posted.passing)
@@ -125,6 +133,14 @@ class Session:
             self._registered.unuse_all()
         self._buffers.clear()
         del self._agent, self._registered
+
+    def _look_through(self, group: GroupTransfers, targets: Sequence[Target]) -> Posted:
+        dense = {index: target for index, target in enumerate(targets) if _is_dense(target)}
+        self._registered.keep(target.into for target in dense.values() if target.stays)
+        passing = self._registered.use(target.into for target in dense.values() if not target.stays)
+        transfers = group.into({index: target.into for index, target in dense.items()})
+        devices = {target.into.device for target in dense.values() if target.into.is_cuda}
+        return Posted(targets, transfers, devices, passing)
 
     def _receive_into(self, batch: Mapping[int, Target]) -> dict[int, torch.Tensor]:
         """A dense tensor for each, in the buffers of their devices."""

@@ -73,14 +73,17 @@ class GroupTransfers:
         """`agents`: NIXL's names of the producers."""
         return cls(agent, [_prepare_remote(agent, agents[way.producer], way, runs) for way, runs in ways.items()])
 
-    def post(self, targets: Mapping[int, torch.Tensor]) -> list[Transfer]:
-        """Begin to read the pieces of these numbers into tensors that are contiguous and registered."""
+    def into(self, targets: Mapping[int, torch.Tensor]) -> list[Transfer]:
+        """Those that read the pieces of these numbers into tensors that are contiguous and registered."""
         key = tuple(part for number, target in targets.items() for part in (number, target.data_ptr()))
         if key not in self.kept:
             self.kept[key] = self._make(targets)
-        for transfer in self.kept[key].transfers:
-            transfer.state = self.agent.transfer(transfer.handle)
         return self.kept[key].transfers
+
+    def post(self, transfers: Sequence[Transfer]) -> None:
+        """Begin to read."""
+        for transfer in transfers:
+            transfer.state = self.agent.transfer(transfer.handle)
 
     def forget_targets(self) -> None:
         """Free what belongs to targets; nothing may be in flight."""

@@ -14,7 +14,7 @@ from contextlib import ExitStack, closing, contextmanager
 from connectors.weights.nixl.client import Channel, HeldLease
 from connectors.weights.nixl.messages import Attend, Layout, Open, Opened, Release
 from connectors.weights.nixl.reads import Reader
-from connectors.weights.nixl.session import Posted, Prepared, Session
+from connectors.weights.nixl.session import Prepared, Session
 from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target
 from connectors.weights.tensors import TensorMeta
 
@@ -110,7 +110,8 @@ class NixlFetch:
         self._attended = attended
         self._held = held
         self._timeout_s = timeout_s
-        self._posted: dict[int, Posted] = {}
+        self._posted: set[int] = set()
+        """Groups in flight."""
         self._failure: FetchError | None = None
 
     @property
@@ -119,7 +120,8 @@ class NixlFetch:
 
     def start(self, group: int, targets: Sequence[Target]) -> None:
         try:
-            self._post(group, targets)
+            if group not in self._posted:
+                self._post(group, targets)
         except FetchError as error:
             self._failure = error
 
@@ -148,22 +150,22 @@ class NixlFetch:
         if group not in self._posted:
             self._post(group, targets)
         moved = Moved()
-        transfers = self._prepared.transfers[group]
         with self._transport.session() as session:
-            done = session.finish(transfers, self._posted[group], targets, timeout_s=self._timeout_s, look=self._look)
+            done = session.finish(self._prepared, group, timeout_s=self._timeout_s, look=self._look)
             for transfer in done:
                 producer = self._prepared.layout.producers[transfer.producer]
                 name = f"{producer.host}:{producer.port}"
                 moved.by_producer[name] = moved.by_producer.get(name, 0) + transfer.nbytes
                 moved.bytes += transfer.nbytes
-        del self._posted[group]
+        self._posted.remove(group)
         if group == len(self._prepared.transfers) - 1:
             self._lease.confirm()
         return moved
 
     def _post(self, group: int, targets: Sequence[Target]) -> None:
         with self._transport.session() as session:
-            self._posted[group] = session.post(self._prepared.transfers[group], targets)
+            session.post(self._prepared, group, targets)
+        self._posted.add(group)
 
     def _look(self) -> None:
         self._lease.check()

@@ -58,7 +58,10 @@ def read_prefill_reply(reply: bytes) -> PrefillResult | None:
 
 
 def reply_failed(reply: bytes) -> bool:
-    """Does a 200 reply say that the engine failed (finish_reason "error")?"""
+    """Is a 200 reply none: no JSON object, or one that says that the engine failed (finish_reason "error")?"""
+    text = reply.strip()
+    if not (text.startswith(b"{") and text.endswith(b"}")):
+        return True
     if b'"error"' not in reply:
         return False
     result = read_prefill_reply(reply)

@@ -136,7 +136,7 @@ class _Connection(asyncio.Protocol):
 
     def reply_ended(self, *, keep_alive: bool) -> None:
         self._responder = self._exchange = None
-        if keep_alive:
+        if keep_alive and self.may_stay():
             self._expire_in(self._server.limits.idle_timeout_s)
             self._read_held_soon()
         elif self._held or self._reader is not None:

@@ -23,6 +23,7 @@ from orchestrator.supervision import Supervision
 from orchestrator.weight_service import PushOptions, WeightService
 from orchestrator.weights.journal import PushRecord
 from orchestrator.weights.receivers import Receivers
+from orchestrator.weights.words import Position
 from router.main import running
 from router.settings import EngineEndpoint
 from tests.fakes.fake_launch import FakeFleet
@@ -81,9 +82,7 @@ async def serving(home: Path) -> AsyncIterator[Fleet]:
         )
         fake.record(plan)
         job = await asyncio.to_thread(fake.bring_up)
-        supervision = replace(
-            fake.supervision(), carry_out=lambda plan: Receivers(plan=plan, limits=plan.weights.limits).carry_out
-        )
+        supervision = replace(fake.supervision(), carry_out=lambda plan: Receivers(plan=plan).carry_out)
         supervision = replace(
             supervision, not_ready=lambda _router: "" if all(map(bench.is_usable, engines)) else "not all are usable"
         )
@@ -193,9 +192,10 @@ def test_a41_an_engine_that_came_back_joins_before_it_is_used(tmp_path: Path) ->
             await back.start(back.port)
             async with traffic(fleet) as seen:
                 # As its supervisor tells of a life that is up; whoever begins anew reads everybody back.
-                await asyncio.to_thread(
-                    fleet.supervision.keep, "demo", lambda _position: fleet.served() == {("step-1", 2, False)}
-                )
+                def is_over(position: Position) -> bool:
+                    return position.course is None and fleet.served() == {("step-1", 2, False)}
+
+                await asyncio.to_thread(fleet.supervision.keep, "demo", is_over)
             assert {(status, epoch) for status, epoch, *_ in seen} == {(200, 2)}
             assert fleet.bench.is_usable("decode-0")
 

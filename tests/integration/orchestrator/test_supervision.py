@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import JobFailed, UpdateRefused
+from orchestrator.observe.engines import PROBE_EPOCH
 from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import StoredJob
 from orchestrator.store.updates import CoordinatorReplaced
@@ -101,7 +102,7 @@ def test_a_push_is_carried_out_by_who_supervises_the_job(fleet: FakeFleet, job: 
         ended = fleet.weights().wait("demo", record.number, 10)
         assert (ended.outcome, ended.why) == ("committed", "")
         until(lambda: is_whole(fleet, "step-1", 2))
-        until(lambda: fleet.receivers.purged == [1])
+        until(lambda: fleet.receivers.purged == [PROBE_EPOCH, 1])
 
 
 def test_a_push_sees_itself_through_where_nobody_supervises(fleet: FakeFleet, job: StoredJob) -> None:

@@ -227,6 +227,7 @@ def test_an_epoch_that_can_not_be_is_refused_whole() -> None:
             assert await _refused(made, epoch=1) == (409, "epoch")
             assert await _refused(made, epoch="2") == (400, "epoch")
             assert await _refused(made, epoch=-1) == (400, "epoch")
+            assert await _refused(made, epoch=2**64) == (400, "epoch")
             assert await _refused(made, version="") == (400, "epoch")
             assert await _refused(made, surprise=1) == (400, "epoch")
             state = await made.state()

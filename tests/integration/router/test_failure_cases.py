@@ -235,6 +235,20 @@ def test_a17_an_error_behind_a_200_is_an_error(stream: bool) -> None:
     asyncio.run(case())
 
 
+@pytest.mark.parametrize("body", [b"", b"<html>busy</html>", b'{"choices": [', b"\x1f\x8b\x08"])
+def test_a17_what_is_no_reply_behind_a_200_is_an_error(body: bytes) -> None:
+    async def case() -> None:
+        async with bench(decode=2, retries=1) as made:
+            for stub in made.decode:
+                stub.raw = body
+            assert (await made.post()).status == 502
+            made.decode[0].raw = None
+            assert (await made.post()).status == 200
+            assert await made.metric("legs_total", role="decode", outcome="engine_error") >= 2
+
+    asyncio.run(case())
+
+
 def test_a17_an_error_behind_a_prefill_legs_200_is_tried_elsewhere() -> None:
     async def case() -> None:
         async with bench(prefill=2) as made:

@@ -188,6 +188,7 @@ def _fuzz_chunk(runner: asyncio.Runner, port: int, number: int, inputs: int) -> 
     assert seen >= inputs * 0.9
 
 
+@pytest.mark.timeout(300)
 def test_a_few_thousand_odd_requests_are_all_answered() -> None:
     _fuzz(2_000)
 

@@ -71,7 +71,11 @@ def test_the_state_is_told_whole() -> None:
     asyncio.run(case())
 
 
-@pytest.mark.parametrize("body", [b'{"gate": "ajar"}', b"{", b'{"gate": "open", "x": 1}', b"[]", b"\xff", b""])
+HUGE = b'{"gate": "open", "update": %d}' % 2**64
+"""Taken, it would make every later command an older one."""
+
+
+@pytest.mark.parametrize("body", [b'{"gate": "ajar"}', b"{", b'{"gate": "open", "x": 1}', b"[]", b"\xff", b"", HUGE])
 def test_a_command_that_is_none_is_refused(body: bytes) -> None:
     async def case() -> None:
         async with bench() as made:

@@ -163,6 +163,21 @@ def test_requests_in_line_end_with_the_process(tmp_path: Path) -> None:
     asyncio.run(case())
 
 
+def test_a_stream_that_ends_while_draining_takes_its_connection_with_it() -> None:
+    async def case() -> None:
+        async with AsyncExitStack() as stack:
+            made = await stack.enter_async_context(bench(shutdown_grace_s=50.0))
+            made.decode[0].token_s = 0.2
+            client = await LeavingClient.sending(made, stream=True)
+            await client.reader.readuntil(b"data:")
+            async with asyncio.timeout(20):
+                await stack.aclose()
+            assert (await client.reader.read()).endswith(b"0\r\n\r\n")
+            await client.leave()
+
+    asyncio.run(case())
+
+
 def test_draining_ends_within_its_grace_while_a_stream_goes_on() -> None:
     async def case() -> None:
         async with AsyncExitStack() as stack:
@@ -184,6 +199,7 @@ def test_draining_ends_within_its_grace_while_a_stream_goes_on() -> None:
         ({"handoff_lease_s": 1.0}, "handoff_margin_s (2.0) must be below handoff_lease_s (1.0)"),
         ({"handoff_lease_s": 0}, "handoff_lease_s"),
         ({"request_timeout_s": 0}, "request_timeout_s"),
+        ({"session_journal": "/nowhere/journal"}, "session_journal /nowhere/journal: No such file or directory"),
         # Field case A16: the engine would close connections that the router still uses.
         ({"keepalive_s": 5.0, "engine_keepalive_s": 5.0}, "keepalive_s (5.0) must be below engine_keepalive_s (5.0)"),
     ],

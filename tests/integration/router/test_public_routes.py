@@ -150,6 +150,20 @@ def test_finishing_a_session_is_idempotent_and_takes_numbers() -> None:
     asyncio.run(case())
 
 
+def test_a_session_may_have_any_name_in_header_and_body() -> None:
+    async def case() -> None:
+        async with bench() as made:
+            for name in ("caf\u00e9", "\u6f22"):
+                await made.post(session=name)
+                assert (await made.post(session_id=name)).headers[
+                    "x-headrace-choice"
+                ] == "prefill=pinned, decode=pinned"
+                await made.finish(name)
+            assert await made.metric("active_sessions") == 0
+
+    asyncio.run(case())
+
+
 def test_a_session_that_is_finished_during_a_request_ends_with_it() -> None:
     async def case() -> None:
         async with bench() as made:
@@ -203,6 +217,16 @@ def test_a14_an_abort_ends_a_stream_and_a_request_in_line() -> None:
             await until(lambda: decode.open == 0)
             assert len(made.prefill[0].requests) == 1
             assert (made.dispatcher.admitted, made.dispatcher.waiting) == (0, 0)
+
+    asyncio.run(case())
+
+
+def test_an_abort_names_so_many_requests() -> None:
+    async def case() -> None:
+        async with bench() as made:
+            answer = await made.post("/abort_requests", {"request_ids": ["nobody"] * 1001})
+            assert (answer.status, answer.json["error"]["param"]) == (400, "request_ids")
+            assert (await made.post("/abort_requests", {"request_ids": ["nobody"] * 1000})).status == 404
 
     asyncio.run(case())
 

@@ -161,6 +161,23 @@ def test_another_life_under_the_same_name_takes_nothing_over(stream: bool) -> No
     asyncio.run(case())
 
 
+def test_the_same_life_added_again_goes_on_with_its_legs_and_sessions() -> None:
+    async def case() -> None:
+        async with bench(fenced=True, decode=2) as made:
+            decode = made.decode[0]
+            decode.answers.clear()
+            running = made.start(session="s")
+            await until(lambda: decode.open == 1)
+            for epoch in ({"epoch": 1}, {}):
+                assert await _add(made, decode, "decode", instance="decode-0.a", **epoch) == 200
+            decode.answers.set()
+            answer = await running
+            assert (answer.status, answer.decode, decode.closed_early) == (200, "decode-0", 0)
+            assert (await made.post(session="s")).headers["x-headrace-choice"] == "prefill=pinned, decode=pinned"
+
+    asyncio.run(case())
+
+
 @pytest.mark.parametrize("path", ["/replicas/nobody/drain", "/replicas/nobody"])
 def test_a_name_that_nobody_has_is_404(path: str) -> None:
     async def case() -> None:
@@ -203,7 +220,10 @@ def test_a_replica_that_makes_no_sense_is_refused(change: dict[str, Any], named:
     asyncio.run(case())
 
 
-@pytest.mark.parametrize("url", ["http://", "http://:80", "http://a b", "http://127.0.0.1:99999", "http://x\r\ny"])
+@pytest.mark.parametrize(
+    "url",
+    ["http://", "http://:80", "http://a b", "http://127.0.0.1:99999", "http://x\r\ny", "http://x/y", "http://x?y"],
+)
 def test_a_url_that_can_not_be_called_is_refused(url: str) -> None:
     async def case() -> None:
         async with bench() as made:

@@ -30,7 +30,7 @@ def test_both_legs_carry_one_salt_that_changes_with_the_epoch(path: str) -> None
                 assert (await made.post(path)).status == 200
                 first, second = _salts(made)
                 assert first == second
-                assert re.fullmatch("[0-9a-f]{40}", first)
+                assert re.fullmatch(rf"{epoch}\.[0-9a-f]{{40}}", first)
                 salts.add(first)
                 for stub in made.engines:
                     headers = stub.requests[-1].headers
@@ -50,7 +50,7 @@ def test_a_clients_own_salt_separates_and_is_never_sent(path: str) -> None:
                 assert (await made.post(path, **fields)).status == 200
                 first, second = _salts(made)
                 assert first == second == seen.setdefault(own, first)
-                assert re.fullmatch("[0-9a-f]{40}", first)
+                assert re.fullmatch(r"1\.[0-9a-f]{40}", first)
                 for stub in made.engines:
                     assert b"tenant" not in stub.requests[-1].raw
             assert len(set(seen.values())) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import defaultdict
 from typing import Any
 
@@ -150,6 +151,51 @@ def test_a04_a_sample_that_can_not_be_served_ends_the_request(stream: bool) -> N
             assert answer.status == 400
             await until(lambda: made.dispatcher.admitted == 0)
             assert await made.metric("legs_in_flight") == await made.metric("active_sessions") == 0
+
+    asyncio.run(case())
+
+
+@pytest.mark.parametrize("several", [{"n": 2}, {"prompt": ["a", "b"]}])
+def test_a11_requests_for_several_samples_spread_evenly(several: dict[str, Any]) -> None:
+    async def case() -> None:
+        async with bench(prefill=2, decode=2) as made:
+            for _ in range(8):
+                assert (await made.post(**several)).status == 200
+            assert [len(stub.requests) for stub in made.engines] == [8] * 4
+            assert await made.metric("active_sessions") == 0
+
+    asyncio.run(case())
+
+
+def test_a04_samples_go_ahead_of_requests_that_came_later() -> None:
+    async def case() -> None:
+        async with bench(max_requests=1) as made:
+            decode = made.decode[0]
+            decode.answers.clear()
+            requests = [made.start(prompt="first")]
+            await until(lambda: decode.open == 1)
+            for waiting, asked in enumerate(({"prompt": "second", "n": 3}, {"prompt": "third"}), 1):
+                requests.append(made.start(**asked))
+                await until(lambda count=waiting: made.dispatcher.waiting == count)
+            decode.answers.set()
+            assert [(await each).status for each in requests] == [200] * 3
+            assert [each.body["prompt"] for each in decode.requests] == ["first", *["second"] * 3, "third"]
+
+    asyncio.run(case())
+
+
+def test_a04_a_sample_that_is_refused_at_once_ends_the_request_once() -> None:
+    async def case() -> None:
+        async with bench(gate="holding") as made:
+            running = made.start(prompt=["a", "b", "c"])
+            await until(lambda: made.dispatcher.waiting == 1)
+            made.dispatcher.gate.set("open")
+            made.dispatcher.look_again(time.monotonic())
+            # Its place is granted; by the time that it hears of it, there is none for its samples.
+            made.dispatcher.fleet.drain(made.decode[0].name)
+            assert (await running).status == 503
+            assert await made.metric("requests_total", route=COMPLETIONS) == 1
+            await until(lambda: made.dispatcher.admitted == 0)
 
     asyncio.run(case())
 

@@ -12,7 +12,7 @@ from connectors.vllm_plugin.fence_rules import FenceState
 from router.core.commands import SendLeg
 from router.core.events import Event, HandoffExpired, LegAnswered, LegFailed
 from router.io.exchange import Exchange
-from router.io.leg import Leg
+from router.io.leg import REPLY_LIMIT, Leg
 from router.io.upstream import EngineReply, Upstream
 from tests.fakes.stub_engine import StubEngine
 from tests.integration.router.harness import COMPLETIONS, TOKEN, deaf_listener, make_settings, until
@@ -117,6 +117,25 @@ def test_a_leg_that_is_closed_is_heard_of_no_more() -> None:
             await until(lambda: engine.open == 0)
             legs.upstream.forget(leg)
             assert legs.upstream.legs() == []
+            assert legs.listener.events.empty()
+
+    asyncio.run(case())
+
+
+def test_a_reply_without_end_fails_its_leg_before_it_fills_the_memory() -> None:
+    async def case() -> None:
+        async with StubEngine(name="d", silent=True).running() as engine, sender() as legs:
+            leg = legs.send(engine.url, send_by=None)
+            await until(lambda: engine.open == 1)
+            # Ten times the same bytes take their memory once.
+            leg.head(200, {b"content-type": b"application/json"})
+            piece = bytes(REPLY_LIMIT // 10)
+            for _ in range(11):
+                leg.data(piece)
+            event = legs.listener.events.get_nowait()
+            assert isinstance(event, LegFailed)
+            assert event.failure == "broken"
+            await until(lambda: engine.open == 0)
             assert legs.listener.events.empty()
 
     asyncio.run(case())

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
+from pathlib import Path
 
 import aiohttp
 
@@ -23,6 +26,11 @@ async def _each_on_its_own_connection(made: Bench, count: int) -> list[dict[str,
     return headers
 
 
+def _workers() -> list[int]:
+    """Their process ids."""
+    return [int(each) for each in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
+
+
 def test_a38_counters_are_one_whichever_worker_answers() -> None:
     async def case() -> None:
         async with bench(workers=WORKERS) as made:
@@ -40,6 +48,54 @@ def test_a38_counters_are_one_whichever_worker_answers() -> None:
             assert seen == sorted(seen)
             assert seen[-1] == 100
             assert await made.metric("legs_total", role="decode", outcome="ok") == 100
+
+    asyncio.run(case())
+
+
+def test_a_worker_that_hangs_does_not_hide_the_counters_of_the_others() -> None:
+    async def case() -> None:
+        async with bench(workers=WORKERS) as made, aiohttp.ClientSession() as client:
+            await _each_on_its_own_connection(made, 10)
+            await made.metric("active_sessions")
+            hanging = _workers()[-1]
+            os.kill(hanging, signal.SIGSTOP)
+            try:
+                # The kernel gives some of these to the worker that hangs.
+                looks = [asyncio.create_task(client.get(made.url + "/metrics")) for _ in range(16)]
+                done, others = await asyncio.wait(looks, return_when=asyncio.FIRST_COMPLETED)
+                for each in others:
+                    each.cancel()
+                assert "headrace_router_requests_total" in await done.pop().result().text()
+            finally:
+                os.kill(hanging, signal.SIGCONT)
+
+    asyncio.run(case())
+
+
+def test_a_worker_that_hangs_is_ended_and_the_gate_moves_on() -> None:
+    async def case() -> None:
+        async with bench(workers=WORKERS, worker_timeout_s=1.0) as made:
+            hanging = _workers()[-1]
+            os.kill(hanging, signal.SIGSTOP)
+            for state in ("holding", "open"):
+                await made.set_gate(state)
+            await until(lambda: len(_workers()) == WORKERS and hanging not in _workers())
+            await _each_on_its_own_connection(made, 10)
+
+    asyncio.run(case())
+
+
+def test_a_gate_that_opens_opens_for_all_although_who_asked_has_left() -> None:
+    async def case() -> None:
+        async with bench(workers=WORKERS, gate="frozen", worker_timeout_s=1.0) as made:
+            hanging = _workers()[-1]
+            os.kill(hanging, signal.SIGSTOP)
+            opening = asyncio.create_task(made.set_gate("open"))
+            await turns()
+            opening.cancel()
+            await until(lambda: made.dispatcher.gate.state == "open")
+            os.kill(hanging, signal.SIGCONT)
+            await _each_on_its_own_connection(made, 10)
 
     asyncio.run(case())
 
@@ -94,6 +150,21 @@ def test_a_hold_counts_when_every_worker_has_it_and_all_are_readmitted() -> None
                 assert b"x-headrace-epoch: 2" in reply
                 await client.leave()
             assert await made.metric("readmitted_total") == 6
+
+    asyncio.run(case())
+
+
+def test_a12_samples_on_a_worker_that_dies_leave_no_session() -> None:
+    async def case() -> None:
+        async with bench(workers=WORKERS) as made:
+            made.decode[0].answers.clear()
+            client = await LeavingClient.sending(made, n=3)
+            await until(lambda: made.decode[0].open == 3)
+            for worker in _workers():
+                os.kill(worker, signal.SIGKILL)
+            await until(lambda: made.dispatcher.admitted == 0)
+            assert {member.sessions for member in made.dispatcher.fleet.members.values()} == {0}
+            await client.leave()
 
     asyncio.run(case())
 

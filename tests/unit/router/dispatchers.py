@@ -28,8 +28,11 @@ class Room:
         self.epochs.commit(EPOCH, f"v{EPOCH}")
         self.dispatcher = Dispatcher(fleet=self.fleet, gate=self.gate, epochs=self.epochs, limits=Limits(**limits))
 
-    def ask(self, number: int, *, now: float = 0.0, tokens: int = 1, session: str | None = None, **more: Any) -> Answer:
-        return self.dispatcher.ask(Ask(request=number, serial=1, session=session, tokens=tokens, **more), now)
+    def ask(self, number: int, *, now: float = 0.0, **more: Any) -> Answer:
+        asked: dict[str, Any] = {
+            "request": number, "place": number, "serial": 1, "session": None, "session_lasts": True, "tokens": 1,
+        }  # fmt: skip
+        return self.dispatcher.ask(Ask(**asked | more), now)
 
     def granted(self, number: int, **asked: Any) -> Grant:
         answer = self.ask(number, **asked)

@@ -67,6 +67,16 @@ def test_a_request_that_comes_back_is_ahead_of_those_that_came_after_it() -> Non
     assert room.told() == [(1, "colocated-0")]
 
 
+def test_samples_have_the_place_of_the_request_that_they_are_of() -> None:
+    room = Room(colocated=1)
+    room.gate.set("holding")
+    assert [room.ask(number) for number in (3, 4)] == [None] * 2
+    assert [room.ask(number, place=2) for number in (6, 5)] == [None] * 2
+    room.gate.set("open")
+    room.look()
+    assert [number for number, _ in room.told()] == [5, 6, 3, 4]
+
+
 def test_room_on_a_replica_goes_to_the_first_in_line() -> None:
     room = Room(colocated=1, max_legs_per_replica=1)
     running = room.granted(1)

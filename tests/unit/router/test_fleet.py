@@ -219,7 +219,7 @@ def test_replicas_are_added_drained_and_removed() -> None:
     fleet = make_fleet(decode=1)
     session = fleet.sessions.begin_request("s")
     made = place(fleet, session)
-    fleet.add(name="decode-1", role="decode", url="http://d1/", instance="x")
+    fleet.add(name="decode-1", role="decode", url="http://d1", instance="x")
     assert fleet.members["decode-1"].url == "http://d1"
     assert fleet.usable_count("decode") == 1
     bring_up(fleet, "decode-1")

@@ -51,7 +51,9 @@ def test_a_prefill_reply_that_can_not_be_read(reply: bytes) -> None:
         (b'{"choices": [{"finish_reason": "error"}]}', True),
         (b'{"choices": [{"finish_reason": "stop"}], "note": "error"}', False),
         (b'{"choices": [{"finish_reason": "stop"}]}', False),
-        (b'not json "error"', False),
+        (b'not json "error"', True),
+        (b"", True),
+        (b' {"choices": []}\n', False),
     ],
 )
 def test_a17_a_reply_that_says_it_failed(reply: bytes, failed: bool) -> None:

@@ -36,7 +36,7 @@ class Engine:
         self.commands: list[dict[str, Any]] = []
         self.moves: list[int | None] = []
         """The epochs that its ranks were moved to."""
-        self.stays: tuple[int, int] | None = None
+        self.stays: tuple[int | None, int] | None = None
         """(epoch, rank): a rank that does not follow there."""
         self.version = "default"
         self.resets: list[str] = []

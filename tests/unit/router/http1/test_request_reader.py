@@ -157,6 +157,18 @@ def test_a_body_in_the_smallest_chunks_is_taken() -> None:
     assert request.body == b"x" * 1000
 
 
+def test_a_megabyte_of_empty_lines_does_not_hold_up_the_router() -> None:
+    """Each of them may end the request. Work that grows with the square of their number would run into the time limit
+    of all tests."""
+    lines = b"\r\n" * 500_000
+    reader = RequestReader(dataclasses.replace(LIMITS, max_body_bytes=len(lines)))
+    assert reader.feed(CHUNKED + b"%x\r\n%b\r\n0\r\n\r\nGET" % (len(lines), lines)) == b"GET"
+    assert reader.request is not None
+    assert reader.request.body == lines
+    with pytest.raises(RefusedError):
+        RequestReader(dataclasses.replace(LIMITS, max_header_bytes=len(lines) - 1)).feed(lines)
+
+
 def test_a_head_alone_tells_whether_the_client_waits_to_be_asked_for_the_body() -> None:
     reader = RequestReader(LIMITS)
     reader.feed(b"POST / HTTP/1.1\r\nExpect: 100-Continue\r\nContent-Length: 3\r\n\r\n")

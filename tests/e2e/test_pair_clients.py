@@ -1,7 +1,5 @@
 """The programs that people point at an OpenAI address, pointed at a job's router: the official `openai` client, and
 vLLM's serving benchmark.
-
-One prefill and one decode engine. The job's line has no room, so that a router that may not serve says so at once.
 """
 
 from __future__ import annotations
@@ -23,21 +21,16 @@ from openai.types.chat import ChatCompletionChunk, ChatCompletionMessageParam, C
 from tests.e2e.conversations import TOLERANCE
 from tests.e2e.harness import (
     CALL_TIMEOUT_S,
-    PATIENT_HANDOFF,
     UP_TIMEOUT_S,
-    Headrace,
     metric,
     router_state,
     set_gate,
-    split_job,
     wait_until,
 )
 from tests.e2e.leftovers import wait_for_nothing_held
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
-NAME = "clients"
-ROUTER_PORT = 9434
 MODEL = "tiny"
 PROMPT = "the quick brown fox jumps over the lazy dog " * 3
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": PROMPT}]
@@ -70,18 +63,8 @@ BENCHMARK_OUTPUT = 8
 
 
 @pytest.fixture(scope="module")
-def job(headrace: Headrace, tiny_model: Path) -> Iterator[dict[str, Any]]:
-    router = {"port": ROUTER_PORT, "max_waiting": 0}
-    tables = {"router": router, "handoff": PATIENT_HANDOFF, "monitoring": {"enabled": False}}
-    try:
-        yield headrace.up(split_job(NAME, tiny_model, ROUTER_PORT, **tables))
-    finally:
-        headrace.down(NAME)
-
-
-@pytest.fixture(scope="module")
-def base_url(job: dict[str, Any]) -> str:
-    return f"{job['router']['url']}/v1"
+def base_url(pair: dict[str, Any]) -> str:
+    return f"{pair['router']['url']}/v1"
 
 
 @pytest.fixture(scope="module")
@@ -174,14 +157,14 @@ def test_many_at_once_with_the_async_client(base_url: str, client: OpenAI) -> No
     assert asyncio.run(all_at_once()) == [alone] * 8 + [COMPLETION] * 4
 
 
-def test_a_closed_stream_ends_at_the_engine(client: OpenAI, job: dict[str, Any]) -> None:
+def test_a_closed_stream_ends_at_the_engine(client: OpenAI, pair: dict[str, Any]) -> None:
     with client.completions.create(prompt=PROMPT, stream=True, **{**GREEDY, "max_tokens": LONG}) as stream:
         seen = [next(stream) for _ in range(3)]
     assert len(seen) == 3
-    wait_for_nothing_held(job)
+    wait_for_nothing_held(pair)
 
 
-def test_cancelled_tasks_end_at_the_engine(base_url: str, job: dict[str, Any]) -> None:
+def test_cancelled_tasks_end_at_the_engine(base_url: str, pair: dict[str, Any]) -> None:
     """In the middle of a stream, and while waiting for a whole reply."""
 
     long: Any = {**GREEDY, "max_tokens": LONG}
@@ -204,7 +187,7 @@ def test_cancelled_tasks_end_at_the_engine(base_url: str, job: dict[str, Any]) -
             assert [type(each) for each in ended] == [asyncio.CancelledError] * 2
 
     asyncio.run(cancel_both())
-    wait_for_nothing_held(job)
+    wait_for_nothing_held(pair)
 
 
 def test_mistakes_are_told_as_such(client: OpenAI) -> None:
@@ -222,11 +205,11 @@ def test_mistakes_are_told_as_such(client: OpenAI) -> None:
         client.embeddings.create(model=MODEL, input=PROMPT)
 
 
-def test_the_client_comes_back_after_a_503(client: OpenAI, job: dict[str, Any]) -> None:
+def test_the_client_comes_back_after_a_503(client: OpenAI, pair: dict[str, Any]) -> None:
     def refusals() -> float:
-        return metric(f"{job['router']['url']}/metrics", "headrace_router_requests_total", code="503")
+        return metric(f"{pair['router']['url']}/metrics", "headrace_router_requests_total", code="503")
 
-    set_gate(job, "holding")
+    set_gate(pair, "holding")
     try:
         with pytest.raises(InternalServerError) as refused:
             client.completions.create(prompt=PROMPT, **GREEDY)
@@ -236,10 +219,10 @@ def test_the_client_comes_back_after_a_503(client: OpenAI, job: dict[str, Any]) 
             patient = client.with_options(max_retries=20)
             reply = threads.submit(lambda: patient.completions.create(prompt=PROMPT, **GREEDY))
             wait_until("the router has refused it", lambda: refusals() > before)
-            set_gate(job, "open")
+            set_gate(pair, "open")
             assert reply.result().choices[0].finish_reason == "length"
     finally:
-        set_gate(job, "open")
+        set_gate(pair, "open")
 
 
 def test_headers_of_a_raw_reply(client: OpenAI) -> None:
@@ -278,24 +261,24 @@ def test_what_only_extra_body_can_ask(client: OpenAI) -> None:
     assert [token for each in streamed for token in each.get("token_ids") or []] == choice["token_ids"]
 
 
-def test_a_session_by_header_or_body(client: OpenAI, job: dict[str, Any]) -> None:
-    before = router_state(job)["sessions"]
+def test_a_session_by_header_or_body(client: OpenAI, pair: dict[str, Any]) -> None:
+    before = router_state(pair)["sessions"]
     reasons = []
     for named in ({"extra_headers": {"x-session-id": "talk"}}, {"extra_body": {"session_id": "talk"}}):
         raw = client.completions.with_raw_response.create(prompt=PROMPT, **{**GREEDY, **named})
         reasons.append(raw.headers["x-headrace-choice"])
     assert reasons == ["prefill=new, decode=new", "prefill=pinned, decode=pinned"]
-    assert router_state(job)["sessions"] == before + 1
-    url = f"{job['router']['url']}/finish_session"
+    assert router_state(pair)["sessions"] == before + 1
+    url = f"{pair['router']['url']}/finish_session"
     httpx.post(url, json={"session_id": "talk"}, timeout=30, trust_env=False).raise_for_status()
-    assert router_state(job)["sessions"] == before
+    assert router_state(pair)["sessions"] == before
 
 
 @pytest.mark.full
-def test_vllms_serving_benchmark(job: dict[str, Any], tiny_model: Path, tmp_path: Path) -> None:
+def test_vllms_serving_benchmark(pair: dict[str, Any], tiny_model: Path, tmp_path: Path) -> None:
     runs = [
         [
-            *("--backend", backend, "--endpoint", endpoint, "--base-url", job["router"]["url"], "--model", MODEL),
+            *("--backend", backend, "--endpoint", endpoint, "--base-url", pair["router"]["url"], "--model", MODEL),
             *("--tokenizer", str(tiny_model), "--dataset-name", "random", "--num-prompts", str(BENCHMARK_PROMPTS)),
             *("--random-input-len", str(BENCHMARK_INPUT), "--random-output-len", str(BENCHMARK_OUTPUT)),
             *("--ignore-eos", "--save-result", "--result-filename", str(tmp_path / backend)),
@@ -316,4 +299,4 @@ def test_vllms_serving_benchmark(job: dict[str, Any], tiny_model: Path, tmp_path
         result = json.loads((tmp_path / backend).read_text(encoding="utf-8"))
         assert (result["completed"], result["failed"]) == (BENCHMARK_PROMPTS, 0)
         assert result["total_output_tokens"] == BENCHMARK_PROMPTS * BENCHMARK_OUTPUT
-    wait_for_nothing_held(job)
+    wait_for_nothing_held(pair)
