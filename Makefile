@@ -11,16 +11,10 @@ PYTEST := $(BIN)/python -m pytest
 
 # Empty folders are not kept by git, and pytest refuses a folder that is not there.
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
-<<<<<<< HEAD
-REAL := $(wildcard tests/integration tests/stack tests/e2e tests/faults tests/stale)
-
-.PHONY: help setup stack ruff types imports spelling lint light check test test-full demo check-stale bench-router bench-weights clean
-=======
 PROCESSES := $(wildcard tests/integration)
-ENGINES := $(wildcard tests/stack tests/e2e tests/faults)
+ENGINES := $(wildcard tests/stack tests/e2e tests/faults tests/stale)
 
-.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full demo bench-router bench-weights clean
->>>>>>> coordinator
+.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full demo check-stale bench-router bench-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
