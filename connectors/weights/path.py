@@ -38,6 +38,9 @@ class PathTransport:
         self._calls = BoundedCalls()
         self._filling: Filling[Place] = Filling(range_cost_bytes=RANGE_COST_BYTES, staging_bytes=STAGING_BYTES)
 
+    def get_ready(self, source: SourceInfo) -> None:
+        """There is nothing to connect to."""
+
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> PathFetch:
         folder = Path(source["path"])
         files = self._calls.run(lambda: _Files(folder), what=f"opening {folder}", timeout_s=timeout_s)

@@ -86,6 +86,11 @@ class Transport(Protocol):
     """One rank's way to the weights of all versions; it lives as long as the engine and keeps what later loads can use
     again (connections, registered memory, prepared reads)."""
 
+    def get_ready(self, source: SourceInfo, /) -> None:
+        """Do now what the first `open` would have to do, as far as `source` tells: it may name no version. Raises
+        FetchError."""
+        ...
+
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> Fetch:
         """Open a version: look its manifest up, ask `plan` what of it this rank needs, get ready to fetch that.
 

@@ -25,6 +25,8 @@ from connectors.weights.tensors import Piece, TensorMeta, relative
 RANGE_COST_BYTES = 128 * 1024
 """Measured on loopback tcp: a range costs some 0.15 ms, in which so many bytes come."""
 STAGING_BYTES = 16 << 20
+CONNECT_S = 30.0
+"""When the engine starts."""
 RENEW_S = 2.0
 """Well below the shortest lease that makes sense; Mooncake's own default is 10 s."""
 
@@ -42,15 +44,11 @@ class StoreTransport:
         self._client: tuple[Volume, StoreClient] | None = None
         self.filling: Filling[StoredPiece] = Filling(range_cost_bytes=RANGE_COST_BYTES, staging_bytes=STAGING_BYTES)
 
+    def get_ready(self, source: SourceInfo) -> None:
+        self._connect(source, CONNECT_S)
+
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> StoreFetch:
-        volume = Volume(
-            master=source["master"],
-            protocol=source["protocol"],
-            host=self._host,
-            devices=self._devices,
-            lend_bytes=0,
-        )
-        client = self.bounded(lambda: self._connected(volume), what="connecting", timeout_s=timeout_s)
+        client = self._connect(source, timeout_s)
         manifest = self.bounded(
             lambda: Manifest.decode(client.text(source["manifest"])),
             what=f"the manifest of version {source['version']}",
@@ -76,6 +74,16 @@ class StoreTransport:
             return self._calls.run(call, what=f"store: {what}", timeout_s=timeout_s)
         except (StoreError, ValueError, OSError) as error:
             raise FetchError(f"store: {what}: {error}") from error
+
+    def _connect(self, source: SourceInfo, timeout_s: float) -> StoreClient:
+        volume = Volume(
+            master=source["master"],
+            protocol=source["protocol"],
+            host=self._host,
+            devices=self._devices,
+            lend_bytes=0,
+        )
+        return self.bounded(lambda: self._connected(volume), what="connecting", timeout_s=timeout_s)
 
     def _connected(self, volume: Volume) -> StoreClient:
         if self._client is not None and self._client[0] != volume:

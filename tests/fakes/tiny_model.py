@@ -25,14 +25,14 @@ CHAT_TEMPLATE = (
 )
 
 
-def make_tiny_model(out: Path, seed: int = 0, architecture: Architecture = "qwen3") -> Path:
+def make_tiny_model(out: Path, seed: int = 0, architecture: Architecture = "qwen3", layers: int = LAYERS) -> Path:
     """Write the checkpoint to `out` unless it is there; equal seeds give equal weights."""
     if (out / "config.json").exists():
         return out
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
     vocabulary = _write_tokenizer(partial)
-    _write_weights(partial, vocabulary, seed, architecture)
+    _write_weights(partial, vocabulary, seed, architecture, layers)
     partial.rename(out)
     return out
 
@@ -59,13 +59,13 @@ def _write_tokenizer(out: Path) -> int:
     return len(entries)
 
 
-def _write_weights(out: Path, vocabulary: int, seed: int, architecture: Architecture) -> None:
+def _write_weights(out: Path, vocabulary: int, seed: int, architecture: Architecture, layers: int) -> None:
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(_config(vocabulary, architecture))
+    model = transformers.AutoModelForCausalLM.from_config(_config(vocabulary, architecture, layers))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith("q_norm.weight"):
@@ -75,14 +75,14 @@ def _write_weights(out: Path, vocabulary: int, seed: int, architecture: Architec
     model.save_pretrained(out)
 
 
-def _config(vocabulary: int, architecture: Architecture) -> Any:
+def _config(vocabulary: int, architecture: Architecture, layers: int) -> Any:
     import transformers
 
     sizes = {
         "vocab_size": vocabulary,
         "hidden_size": HIDDEN,
         "intermediate_size": 2 * HIDDEN,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": layers,
         "num_attention_heads": HEADS,
         "num_key_value_heads": KV_HEADS,
         "head_dim": HEAD_DIM,

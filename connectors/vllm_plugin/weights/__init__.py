@@ -5,6 +5,7 @@
     recorder.py     the model's own loaders, run on tensors without data: what goes where
     recording.py    what they did, as data
     layers.py       vLLM's layerwise reload, one layer at a time: the one file with private calls into vLLM
+    pages.py        memory for modules while they are open
     geometry.py     strided regions and boxes, as arithmetic
     plan.py         recording -> load plan: groups of fills
     planner.py      keeps the plan as long as manifests are equal

@@ -25,6 +25,7 @@ from vllm.model_executor.model_loader.reload import layerwise, meta
 from vllm.model_executor.model_loader.reload.sanitize import restore_layer_refs
 from vllm.platforms import current_platform
 
+from connectors.vllm_plugin.weights.pages import Pages
 from connectors.vllm_plugin.weights.plan import ParameterFacts
 
 _PLAIN_CACHES = ("auto", "float32", "bfloat16", "float16")
@@ -140,14 +141,18 @@ def _is_deferred(module: nn.Module) -> bool:
     return bool(find(module)) if find else isinstance(module, attention.Attention | attention.MLAAttention)
 
 
-def open_module(module: nn.Module) -> None:
+def open_module(module: nn.Module, pages: Pages) -> None:
     """Give the module fresh tensors for its loaders; those that the engine uses are put aside."""
     info = layerwise.get_layerwise_info(module)
     info.kernel_tensors = layerwise.get_layer_params_buffers(module)
     if hasattr(info, "kernel_non_persistent_buffers"):
         info.kernel_non_persistent_buffers = set(module._non_persistent_buffers_set)
     meta.restore_layer_on_meta(module, info)
+    fresh = [name for name, tensor in module._parameters.items() if tensor is not None and tensor.is_meta]
     meta.materialize_layer(module, info)
+    for tensor in (module._parameters[name] for name in fresh):
+        if tensor is not None and tensor.is_cpu and tensor.is_contiguous() and tensor.nbytes:
+            tensor.data = pages.moved(tensor)
 
 
 def close_module(module: nn.Module) -> None:

@@ -13,6 +13,7 @@ import torch
 
 from connectors.vllm_plugin.weights import layers
 from connectors.vllm_plugin.weights.numbers import GroupNumbers, LoadNumbers
+from connectors.vllm_plugin.weights.pages import Pages
 from connectors.vllm_plugin.weights.plan import Group, LoadPlan
 from connectors.vllm_plugin.weights.rooms import Room, Rooms
 from connectors.weights.source import Fetch, FetchError, Target
@@ -29,6 +30,7 @@ class Load:
         """Whether parameters that the engine computes with may differ from before."""
         self._plan = plan
         self._rooms = rooms
+        self._pages = Pages()
         self._fetch = fetch
         self._check_finite = check_finite
         self._attention_dtype = attention_dtype
@@ -49,7 +51,8 @@ class Load:
         """Returns the room of the next group, where it was begun ahead."""
         group = self._plan.groups[index]
         started = time.perf_counter()
-        room = room or self._rooms.room(index)
+        room = room or self._rooms.room(index, self._pages)
+        opened_s = time.perf_counter() - started
         try:
             self.wrote = self.wrote or room.writes_at_once
             self._fetch.start(index, room.targets)
@@ -65,7 +68,7 @@ class Load:
             self.numbers.by_producer[producer] = self.numbers.by_producer.get(producer, 0) + count
         seconds = time.perf_counter() - started
         self.numbers.groups.append(
-            GroupNumbers(group.name, moved.bytes, seconds, moved.wait_s, moved.transfer_s, copy_s, process_s)
+            GroupNumbers(group.name, moved.bytes, seconds, moved.wait_s, moved.transfer_s, copy_s, opened_s + process_s)
         )
         return ahead
 
@@ -73,7 +76,7 @@ class Load:
         """Where a group needs no memory of its own, its bytes may follow those of the one before at once."""
         if index == len(self._plan.groups) or not self._rooms.needs_no_memory(index):
             return None
-        room = self._rooms.room(index)
+        room = self._rooms.room(index, self._pages)
         self.wrote = self.wrote or room.writes_at_once
         self._fetch.start(index, room.targets)
         return room

@@ -26,7 +26,7 @@ class GroupNumbers:
     copy_s: float
     """From staging tensors into parameters of another dtype."""
     process_s: float
-    """Packing and the like, done by vLLM."""
+    """Of modules whose weights are packed and the like: vLLM's fresh memory for them, and its work on it."""
 
 
 @dataclass(slots=True)

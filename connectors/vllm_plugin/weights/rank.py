@@ -30,7 +30,7 @@ from connectors.vllm_plugin.weights.prefetching import Prefetching, StillReading
 from connectors.vllm_plugin.weights.settings import LoadMode, WeightSettings, read_settings
 from connectors.vllm_plugin.weights.transports import make_transport
 from connectors.vllm_plugin.weights.verdict import LoadResult, RankReport, WeightCommand
-from connectors.weights.source import Fetch, FetchError, Transport
+from connectors.weights.source import Fetch, FetchError, SourceInfo, Transport
 from connectors.weights.tensors import Piece
 
 AGREE_MARGIN_S = 15.0
@@ -78,6 +78,8 @@ class RankWeights:
         self._report = RankReport(call="", rank=ranks.rank, ranks=ranks.size, ok=True)
         self._quantized = [name for name, module in model.named_modules() if layers.is_quantized(module)]
         self._check_mode(settings.mode)
+        for source in settings.sources:
+            self._get_ready(source)
 
     def answer(self, wire: Mapping[str, Any]) -> dict[str, Any]:
         """Carry a command out and report. Never raises."""
@@ -200,7 +202,9 @@ class RankWeights:
         self._check_mode(mode)
         if mode == "gpu_fetch":
             self._prefetching.give_up()
-            return self._transport(command).open(command.source, self._planner.groups, timeout_s=command.timeout_s)
+            return self._transport(command.source).open(
+                command.source, self._planner.groups, timeout_s=command.timeout_s
+            )
         if not self._prefetching.has(command):
             self._start_prefetch(command)
         try:
@@ -261,7 +265,7 @@ class RankWeights:
             self._prefetching.drop_copy()
         if self._peers.serves_copy:
             self._peers.stop()
-        self._prefetching.start(command, self._transport(command))
+        self._prefetching.start(command, self._transport(command.source))
 
     def _serve(self) -> None:
         if self._report.torn or self._report.version is None:
@@ -269,8 +273,15 @@ class RankWeights:
         copy = self._prefetching.copy_of(self._report.version)
         self._peers.serve(self._report.version, self._planner.manifest, self._model, self._planner.plan, copy)
 
-    def _transport(self, command: WeightCommand) -> Transport:
-        name = command.source.get("transport")
+    def _get_ready(self, source: SourceInfo) -> None:
+        try:
+            self._transport(source).get_ready(source)
+        except FetchError as error:
+            # What is missing now may be there at the first load, which says so if it is not.
+            _log.warning("weights: not ready for %s yet: %s", source.get("transport"), error)
+
+    def _transport(self, source: SourceInfo) -> Transport:
+        name = source.get("transport")
         if name not in self._transports:
             self._transports[name] = make_transport(
                 name, settings=self._settings, rank=self._ranks.rank, ranks=self._ranks.size

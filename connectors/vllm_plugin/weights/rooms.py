@@ -14,6 +14,7 @@ from torch import nn
 
 from connectors.vllm_plugin.weights import layers
 from connectors.vllm_plugin.weights.geometry import Region
+from connectors.vllm_plugin.weights.pages import Pages
 from connectors.vllm_plugin.weights.plan import Group, LoadPlan
 from connectors.weights.source import Target
 
@@ -57,14 +58,14 @@ class Rooms:
         self._attention = layers.attention_of(model)
         self._is_on_gpu = any(parameter.is_cuda for parameter in model.parameters())
 
-    def room(self, index: int) -> Room:
+    def room(self, index: int, pages: Pages) -> Room:
         """Modules whose weights are processed are open in it: finish them, or `put_back`."""
         group, kept = self._groups[index], self._kept.get(index)
         if kept is not None and all(
             self._tensor(fill.parameter) is whole for fill, whole in zip(group.fills, kept.wholes, strict=True)
         ):
             return kept
-        made = self._make(group)
+        made = self._make(group, pages)
         if self.needs_no_memory(index):
             self._kept[index] = made
         return made
@@ -85,14 +86,11 @@ class Rooms:
         if self._is_on_gpu:
             torch.cuda.synchronize()
 
-    def _make(self, group: Group) -> Room:
+    def _make(self, group: Group, pages: Pages) -> Room:
         modules = [self._modules[name] for name in group.processed]
         # Modules keep a few tensors while they are open; those are in use and get their values at the end of the group.
         in_use = {id(tensor) for module in modules for tensor in module._parameters.values()}
-        room = Room([], [], [], [])
-        for module in modules:
-            layers.open_module(module)
-            room.opened.append(module)
+        room = Room(_opened(modules, pages), [], [], [])
         for fill in group.fills:
             tensor = self._tensor(fill.parameter)
             part = part_of(tensor, fill.into)
@@ -108,6 +106,20 @@ class Rooms:
         module, _, leaf = name.rpartition(".")
         tensor: torch.Tensor = getattr(self._modules[module], leaf)
         return tensor
+
+
+def _opened(modules: Sequence[nn.Module], pages: Pages) -> list[nn.Module]:
+    """All of them, or none."""
+    opened: list[nn.Module] = []
+    try:
+        for module in modules:
+            opened.append(module)
+            layers.open_module(module, pages)
+    except BaseException:
+        for module in opened:
+            layers.put_back(module)
+        raise
+    return opened
 
 
 def part_of(tensor: torch.Tensor, region: Region) -> torch.Tensor:

@@ -30,10 +30,21 @@ class WeightSettings:
     engine whose parameters are packed can serve them to peers."""
     host: str = "127.0.0.1"
     """Address by which peers and sources reach this machine."""
+    sources: tuple[Mapping[str, Any], ...] = ()
+    """What is known of later sources: `transport`, and for `store` the volume's `master` and `protocol`. The engine
+    gets ready for them when it starts: no first load waits for libraries and connections, or takes memory for them."""
     fetch_cores: tuple[int, ...] = ()
     """CPU cores for the prefetching thread and what a transport starts there; none: those of the engine."""
 
+    prefetch_share: float | None = None
+    """Part of the time in which a prefetch reads; a load that waits for it makes it read all the time. None: all of it
+    beside a GPU; a twentieth on a CPU, where the engine needs the memory's bandwidth for every token."""
+
     def __post_init__(self) -> None:
+        if self.prefetch_share is not None and not 0 < self.prefetch_share <= 1:
+            raise ValueError(
+                f"{SETTINGS_VARIABLE}: prefetch_share must be above 0 and at most 1, not {self.prefetch_share}"
+            )
         if self.mode not in get_args(LoadMode):
             raise ValueError(
                 f"{SETTINGS_VARIABLE}: mode must be one of {', '.join(get_args(LoadMode))}, not {self.mode!r}"
@@ -52,6 +63,5 @@ def read_settings(environment: Mapping[str, str]) -> WeightSettings:
     known = {each.name for each in fields(WeightSettings)}
     if not isinstance(given, dict) or given.keys() - known:
         raise ValueError(f"{SETTINGS_VARIABLE} must be a JSON object with fields of {', '.join(sorted(known))}")
-    if "fetch_cores" in given:
-        given["fetch_cores"] = tuple(given["fetch_cores"])
-    return WeightSettings(**given)
+    frozen: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return WeightSettings(**frozen)

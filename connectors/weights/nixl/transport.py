@@ -32,10 +32,13 @@ class NixlTransport:
         self._layout: Layout | None = None
         self._session: Session | None = None
 
-    def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> NixlFetch:
+    def get_ready(self, _source: SourceInfo) -> None:
         with self.session():
-            # Before there is a lease: to start NIXL may take longer than one lasts.
             pass
+
+    def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> NixlFetch:
+        # Before there is a lease: to start NIXL may take longer than one lasts.
+        self.get_ready(source)
         with ExitStack() as undo:
             leader = undo.enter_context(closing(Channel(source["host"], source["port"], timeout_s)))
             opened = self._let_in(leader, source)

@@ -105,7 +105,10 @@ class Engine:
 
 def main() -> None:
     replies = own_output()
-    model, os.environ[SETTINGS_VARIABLE] = sys.argv[1:]
+    model, os.environ[SETTINGS_VARIABLE], *cores = sys.argv[1:]
+    if cores:
+        # Threads inherit it. vLLM binds those of its worker processes only, and this is none.
+        os.sched_setaffinity(0, map(int, cores))
     engine = Engine(model)
     names = ("command", "stock_reload", "outputs", "generate", "generate_while_prefetching")
     answer_questions({name: getattr(engine, name) for name in names}, replies)

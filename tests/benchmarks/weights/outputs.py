@@ -25,9 +25,9 @@ def measure_outputs(scale: Scale) -> list[Figure]:
     loads = [("gpu_fetch", transport) for transport in scale.transports] + [("cpu_prefetch", "nixl")]
     with ExitStack() as stack:
         trainer = stack.enter_context(trainer_of(scale))
-        with engine_on(scale, _publish(trainer, SEEDS[0], "path", "first"), SETTINGS, {}) as engine:
+        with engine_on(scale, _publish(trainer, SEEDS[0], "path", "first"), SETTINGS) as engine:
             first: Outputs = engine.ask("outputs")
-        engine = stack.enter_context(engine_on(scale, _publish(trainer, SEEDS[1], "path", "second"), SETTINGS, {}))
+        engine = stack.enter_context(engine_on(scale, _publish(trainer, SEEDS[1], "path", "second"), SETTINGS))
         started: tuple[Outputs, Outputs] = (first, engine.ask("outputs"))
         say(f"  the two sets of weights: {_difference(*started)}")
         master = stack.enter_context(volume(scale))

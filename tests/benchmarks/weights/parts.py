@@ -117,9 +117,12 @@ def measure_gpu_fetch(scale: Scale) -> list[Figure]:
     with ExitStack() as stack:
         trainer = stack.enter_context(trainer_of(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        checkpoint = trainer.ask("publish", transport="path", version="start")
-        engine = stack.enter_context(engine_on(scale, checkpoint, {"mode": "gpu_fetch"}, {}))
         master = stack.enter_context(volume(scale))
+        sources: list[dict[str, Any]] = [{"transport": "nixl"}]
+        if master:
+            sources.append({"transport": "store", "master": master, "protocol": "tcp"})
+        checkpoint = trainer.ask("publish", transport="path", version="start-gpu_fetch")
+        engine = stack.enter_context(engine_on(scale, checkpoint, {"mode": "gpu_fetch", "sources": sources}))
         for transport in scale.transports:
             with _plain_transfer(trainer, reader, transport) as plain:
                 loads[transport] = _load_rounds(scale, transport, trainer, reader, engine, master, plain)
@@ -183,17 +186,16 @@ def _fetch_figures(scale: Scale, loads: Mapping[str, Loads]) -> list[Figure]:
 
 def measure_prefetch(scale: Scale) -> list[Figure]:
     """A copy in host memory, fetched while the engine generates on another core."""
-    settings = {"mode": "cpu_prefetch", "keep_copy": True}
-    environment: dict[str, str] = {}
+    settings = {"mode": "cpu_prefetch", "keep_copy": True, "sources": [{"transport": "nixl"}]}
+    cores: Sequence[int] = ()
     if scale.device == "cpu":
-        settings["fetch_cores"] = [1]
-        environment["VLLM_CPU_OMP_THREADS_BIND"] = "0"
+        cores, settings["fetch_cores"] = [0], [1]
     pauses, alone, meanwhile, plain, prefetches = [], [], [], [], []
     with ExitStack() as stack:
         trainer = stack.enter_context(trainer_of(scale))
         reader = stack.enter_context(_reader(scale, "reader", 0, 1))
-        checkpoint = trainer.ask("publish", transport="path", version="start")
-        engine = stack.enter_context(engine_on(scale, checkpoint, settings, environment))
+        checkpoint = trainer.ask("publish", transport="path", version="start-cpu_prefetch")
+        engine = stack.enter_context(engine_on(scale, checkpoint, settings, cores))
         for number in range(scale.rounds + 1):
             source = trainer.ask("publish", transport="nixl", version=f"{number}")
             before = engine.ask("generate", seconds=GENERATE_S)
@@ -302,12 +304,13 @@ def _reader(scale: Scale, name: str, rank: int, ranks: int) -> Any:
 
 
 def engine_on(
-    scale: Scale, checkpoint: Mapping[str, Any], settings: Mapping[str, Any], environment: Mapping[str, str]
+    scale: Scale, checkpoint: Mapping[str, Any], settings: Mapping[str, Any], cores: Sequence[int] = ()
 ) -> Any:
-    """An engine that starts with a published version."""
-    arguments = [checkpoint["path"], json.dumps(settings)]
+    """An engine that starts with a published version; on these CPU cores alone, if any are named."""
+    arguments = [checkpoint["path"], json.dumps(settings), *map(str, cores)]
     on_device = CPU_ENGINE if scale.device == "cpu" else {}
-    everything = {**ENGINE, **on_device, **scale.ucx, **environment}
+    threads = {"OMP_NUM_THREADS": f"{len(cores)}"} if cores else {}
+    everything = {**ENGINE, **on_device, **scale.ucx, **threads}
     return talking("engine", "engine", arguments, folder=scale.folder, environment=everything)
 
 

@@ -111,12 +111,13 @@ class Reader:
         fetch = self._transports[name].open(source, lambda manifest: self._groups, timeout_s=TIMEOUT_S)
         opened = time.perf_counter()
         by_producer: dict[str, int] = {}
+        fetch.start(0, self._targets[0])
         for group, targets in enumerate(self._targets):
+            if group + 1 < len(self._targets):
+                fetch.start(group + 1, self._targets[group + 1])
             moved = fetch.fetch(group, targets)
             for producer, nbytes in moved.by_producer.items():
                 by_producer[producer] = by_producer.get(producer, 0) + nbytes
-            if group + 1 < len(self._targets):
-                fetch.start(group + 1, self._targets[group + 1])
         fetch.close()
         seconds = time.perf_counter() - began
         return {"seconds": seconds, "open_s": opened - began, "by_producer": by_producer}

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.stack.weights.engine_process import NEW_TOKENS, PROMPTS, REPOSITORY
@@ -19,9 +22,26 @@ from tests.stack.weights.engine_process import NEW_TOKENS, PROMPTS, REPOSITORY
 TIMEOUT_S = 400
 
 
-def reference_logprobs(models: Sequence[Path], folder: Path, *, ranks: int = 1) -> list[list[float]]:
-    """Of each model, in the order of `EngineProcess.logprobs`."""
-    out = folder / "reference.json"
+@dataclass(frozen=True)
+class Reference:
+    """Engines that start side by side with whatever the test starts."""
+
+    process: subprocess.Popen[bytes]
+    out: Path
+    log: Path
+
+    def logprobs(self) -> list[list[float]]:
+        """Of each model, in the order of `EngineProcess.logprobs`."""
+        code = self.process.wait(TIMEOUT_S)
+        assert code == 0, self.log.read_text(errors="replace")[-4000:]
+        found: list[list[float]] = json.loads(self.out.read_text())
+        return found
+
+
+@contextmanager
+def reference(models: Sequence[Path], folder: Path, *, ranks: int = 1) -> Iterator[Reference]:
+    """Begins to ask the models, one after the other."""
+    out, log = folder / "reference.json", folder / "reference.log"
     environment = {
         **os.environ,
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -31,13 +51,16 @@ def reference_logprobs(models: Sequence[Path], folder: Path, *, ranks: int = 1) 
         "HF_HUB_OFFLINE": "1",
     }
     command = [sys.executable, "-m", __name__, str(out), str(ranks), *map(str, models)]
-    with (folder / "reference.log").open("wb") as log:
-        done = subprocess.run(
-            command, cwd=REPOSITORY, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=TIMEOUT_S
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, env=environment, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-    assert done.returncode == 0, (folder / "reference.log").read_text(errors="replace")[-4000:]
-    found: list[list[float]] = json.loads(out.read_text())
-    return found
+    try:
+        yield Reference(process, out, log)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _logprobs(model: str, ranks: int) -> list[float]:

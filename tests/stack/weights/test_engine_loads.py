@@ -6,7 +6,7 @@ One engine for all tests of this module, which go on with it in their order.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +16,12 @@ import requests
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
 from connectors.engine_client import EngineCallFailed, LoadOptions
+from connectors.vllm_plugin.weights.verdict import RankReport
+from tests.stack.weights import nixl_trainer
 from tests.stack.weights.checkpoints import Tensors, changed, checkpoints, path_source
 from tests.stack.weights.engine_process import EngineProcess, engine
-from tests.stack.weights.reference import reference_logprobs
+from tests.stack.weights.programs import Program
+from tests.stack.weights.reference import reference
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -26,6 +29,8 @@ PORT = 21100
 RANKS = 2
 TOLERANCE = 1e-5
 SETTLE_S = 60
+PREFETCH_SHARE = 0.05
+"""A prefetch takes seconds, so that something can happen to it."""
 LAST_LAYER_DOWN = "model.layers.3.mlp.down_proj.weight"
 
 
@@ -54,10 +59,13 @@ class Running:
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("loads")
     models = checkpoints("qwen3", 2)
-    (expected,) = reference_logprobs(models[1:], folder, ranks=RANKS)
-    with engine(models[0], folder / "engine", PORT, ranks=RANKS, settings={"keep_copy": True}) as started:
+    settings = {"keep_copy": True, "prefetch_share": PREFETCH_SHARE}
+    with (
+        reference(models[1:], folder, ranks=RANKS) as on_the_other,
+        engine(models[0], folder / "engine", PORT, ranks=RANKS, settings=settings) as started,
+    ):
         assert started.client.weights().version is None
-        yield Running(started, models, [started.logprobs(), expected])
+        yield Running(started, models, [started.logprobs(), *on_the_other.logprobs()])
 
 
 @pytest.mark.parametrize("mode", ["gpu_fetch", "cpu_prefetch"])
@@ -74,13 +82,17 @@ def test_three_loads_in_a_row(running: Running, mode: str) -> None:
             ]
 
 
+def wait_for_ranks(running: Running, settled: Callable[[RankReport], bool]) -> None:
+    deadline = time.monotonic() + SETTLE_S
+    while not all(map(settled, running.engine.client.weights().ranks)):
+        assert time.monotonic() < deadline, running.engine.client.weights()
+
+
 def test_a_prefetch_while_generating(running: Running) -> None:
     engine = running.engine
     assert engine.client.prefetch_weights(engine.instance, running.source(0), engine.next_order()).ok
     running.assert_has(1)
-    deadline = time.monotonic() + SETTLE_S
-    while any(report.prefetched != "v0" for report in engine.client.weights().ranks):
-        assert time.monotonic() < deadline, engine.client.weights()
+    wait_for_ranks(running, lambda report: report.prefetched == "v0")
     engine.update(running.source(0), mode="cpu_prefetch")
     running.assert_has(0)
 
@@ -91,6 +103,25 @@ def test_a_prefetch_that_is_reset_leaves_nothing(running: Running) -> None:
     answer = engine.client.reset_weights(engine.instance, engine.next_order())
     assert [(report.phase, report.prefetched) for report in answer.ranks] == [("idle", None)] * RANKS
     running.assert_has(0)
+
+
+def test_a_trainer_killed_during_a_prefetch_changes_nothing(running: Running) -> None:
+    engine = running.engine
+    trainer = Program(nixl_trainer.run, running.models[1], environment={})
+    try:
+        source = trainer.hear("published")
+        assert engine.client.prefetch_weights(engine.instance, source, engine.next_order()).ok
+        deadline = time.monotonic() + SETTLE_S
+        while not nixl_trainer.is_read_by(RANKS, source):
+            assert time.monotonic() < deadline
+        trainer.kill()
+        wait_for_ranks(running, lambda report: report.phase == "idle")
+    finally:
+        trainer.stop()
+    assert all("prefetch of v1" in report.error for report in engine.client.weights().ranks)
+    running.assert_has(0)
+    engine.update(running.source(1), mode="cpu_prefetch")
+    engine.update(running.source(0), mode="cpu_prefetch")
 
 
 def without_a_norm(tensors: Tensors) -> None:

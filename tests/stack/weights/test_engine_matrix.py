@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from connectors.publisher.store import StorePublisher
 from tests.fakes.tiny_model import Architecture
 from tests.stack.weights.checkpoints import Tensors, checkpoints, path_source, tensors_of
 from tests.stack.weights.engine_process import EngineProcess, engine
-from tests.stack.weights.programs import Program
-from tests.stack.weights.reference import reference_logprobs
+from tests.stack.weights.reference import reference
 from tests.stack.weights.volume import running_volume
 
 pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(900)]
@@ -55,9 +53,11 @@ def assert_computes(started: EngineProcess, expected: list[float]) -> None:
 @pytest.mark.parametrize("architecture", ["qwen3", "qwen3_tied", "llama", "qwen3_moe"])
 def test_loads(publishers: dict[str, Publish], tmp_path: Path, architecture: Architecture, ranks: int) -> None:
     models = checkpoints(architecture, VERSIONS)
-    references = reference_logprobs(models[1:], tmp_path, ranks=ranks)
-    with engine(models[0], tmp_path / "engine", PORT, ranks=ranks) as started:
-        expected = [started.logprobs(), *references]
+    with (
+        reference(models[1:], tmp_path, ranks=ranks) as on_the_others,
+        engine(models[0], tmp_path / "engine", PORT, ranks=ranks) as started,
+    ):
+        expected = [started.logprobs(), *on_the_others.logprobs()]
         for transport in ("path", "store", "nixl"):
             for mode in ("gpu_fetch", "cpu_prefetch"):
                 for number in (1, 2, 0):
@@ -74,9 +74,9 @@ def test_loads(publishers: dict[str, Publish], tmp_path: Path, architecture: Arc
 def test_a_new_engine_loads_from_one_that_serves(tmp_path: Path) -> None:
     """The trainer has moved on, and one engine's machine died."""
     models = checkpoints("qwen3", 2)
-    (expected,) = reference_logprobs(models[1:], tmp_path)
     settings = {"mode": "cpu_prefetch", "keep_copy": True}
     with ExitStack() as stack:
+        on_the_other = stack.enter_context(reference(models[1:], tmp_path))
         healthy = stack.enter_context(engine(models[0], tmp_path / "healthy", PORT, settings=settings, cores="0"))
         healthy.update(path_source(models[1], "v1"))
         killed = stack.enter_context(engine(models[0], tmp_path / "killed", PORT + 1, cores="1"))
@@ -88,34 +88,8 @@ def test_a_new_engine_loads_from_one_that_serves(tmp_path: Path) -> None:
         joined = stack.enter_context(engine(models[0], tmp_path / "joined", PORT + 2, ranks=1, cores="1"))
         joined.update(source, mode="gpu_fetch", timeout_s=TIMEOUT_S)
         assert joined.weight_version() == "v1"
+        (expected,) = on_the_other.logprobs()
         assert_computes(joined, expected)
         # Its own next load ends the serving; the engine that was served stays whole.
         healthy.update(path_source(models[0], "v2"))
         assert_computes(joined, expected)
-
-
-def publish_by_nixl(pipe: Connection, checkpoint: Path, version: str) -> None:
-    """A trainer of one rank, which lives until it is killed."""
-    publication = NixlPublisher(host="127.0.0.1").publish(tensors_of(checkpoint), version)
-    pipe.send(("published", dict(publication.source)))
-    pipe.recv()
-
-
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_a_publisher_that_died_costs_a_bounded_time_and_nothing_else(tmp_path: Path, ranks: int) -> None:
-    models = checkpoints("qwen3", 2)
-    with ExitStack() as stack:
-        started = stack.enter_context(engine(models[0], tmp_path / "engine", PORT, ranks=ranks))
-        before = started.logprobs()
-        trainer = Program(publish_by_nixl, models[1], "v1", environment={})
-        stack.callback(trainer.stop)
-        source = trainer.hear("published")
-        trainer.kill()
-        for mode in ("gpu_fetch", "cpu_prefetch"):
-            answer = started.load(source, mode=mode, timeout_s=5.0, limit_s=20.0)
-            assert (answer.ok, answer.version, answer.unfit) == (False, None, "")
-            assert [report.torn for report in answer.ranks] == [""] * ranks
-        assert started.logprobs() == before
-        started.update(path_source(models[1], "v1"))
-        started.update(path_source(models[0], "v0"))
-        assert started.logprobs() == before

@@ -16,6 +16,8 @@ from connectors.vllm_plugin.weights.agreement import EngineRanks
 from connectors.vllm_plugin.weights.rank import RankWeights
 from connectors.vllm_plugin.weights.settings import WeightSettings
 from connectors.vllm_plugin.weights.verdict import RankReport, WeightCommand
+from tests.stack.weights import nixl_trainer
+from tests.stack.weights.programs import ENVIRONMENT, Program
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
 
@@ -112,6 +114,21 @@ def test_loads_in_a_row_and_plans_once(rank: Rank) -> None:
         groups = [group["name"] for group in report.last_load.numbers["groups"]]
         layers = [f"layers.{layer}" for layer in range(LAYERS)]
         assert groups == ["before the layers", *layers, "buffers"]
+
+
+def test_one_sided_reads_straight_from_a_trainer(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    rank.load("v0", weights(2))
+    rank.source("v1", weights(1))
+    trainer = Program(nixl_trainer.run, rank.folder / "v1", environment={})
+    try:
+        report = rank.obey("load", source=trainer.hear("published"))
+        assert report.ok, report.error
+    finally:
+        rank.rank.close()
+        trainer.stop()
+    assert_holds(rank.model, weights(1))
 
 
 def test_what_is_sent_in_another_dtype_is_cast(rank: Rank) -> None:
