@@ -68,8 +68,9 @@ def play_all(fleet: Fleet, schedules: Iterable[Schedule], limit_s: float = math.
     for schedule in schedules:
         if time.monotonic() > ends:
             break
+        print(f"schedule {schedule.seed}: {schedule}", flush=True)
         played.append(asyncio.run(play(schedule, fleet)))
-        print(played[-1], flush=True)
+        print(f"  {played[-1]}", flush=True)
     return played
 
 

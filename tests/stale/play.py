@@ -30,9 +30,8 @@ class Played:
         outcomes = Counter(reply.outcome for reply in self.replies)
         mixed = sum(1 for reply in self.replies if reply.outcome == "whole" and not reply.single_version)
         return (
-            f"schedule {self.schedule.seed} ({self.schedule}): {outcomes['whole']} whole, {mixed} of them mixed, "
-            f"{outcomes['left']} left, {outcomes['refused']} refused, {self.pool_hits} tokens from the pool, "
-            f"updates {'; '.join(self.updates)}; {self.seconds:.0f} s in all"
+            f"{outcomes['whole']} whole, {mixed} of them mixed, {outcomes['left']} left, {outcomes['refused']} refused, "
+            f"{self.pool_hits} tokens from the pool, updates {'; '.join(self.updates)}; {self.seconds:.0f} s in all"
         )
 
 
