@@ -30,7 +30,7 @@ class Played:
         outcomes = Counter(reply.outcome for reply in self.replies)
         mixed = sum(1 for reply in self.replies if reply.outcome == "whole" and not reply.single_version)
         return (
-            f"{outcomes['whole']} whole, {mixed} of them mixed, {outcomes['left']} left, {outcomes['refused']} refused, "
+            f"{outcomes['whole']} whole, {mixed} mixed, {outcomes['left']} left, {outcomes['refused']} refused, "
             f"{self.pool_hits} tokens from the pool, updates {'; '.join(self.updates)}; {self.seconds:.0f} s in all"
         )
 
