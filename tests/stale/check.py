@@ -75,7 +75,7 @@ def play_all(fleet: Fleet, schedules: Iterable[Schedule], limit_s: float = math.
 
 
 def play_control(home: Path, seeds: Iterable[int], limit_s: float = math.inf) -> list[Reply]:
-    """Single-version replies of stock practice: first the known scenario, then schedules. `home`: for the fleet's state."""
+    """Single-version replies of stock practice: the known scenario, then schedules. `home`: for the fleet's state."""
     with stock_fleet(home) as fleet:
         replies = list(asyncio.run(replica_by_replica(fleet)))
         print("control: the replica-by-replica scenario, and on stock engines", flush=True)
