@@ -11,10 +11,11 @@ PYTEST := $(BIN)/python -m pytest
 
 # Empty folders are not kept by git, and pytest refuses a folder that is not there.
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
+MODEL_CHECK := $(wildcard tests/model)
 PROCESSES := $(wildcard tests/integration)
 ENGINES := $(wildcard tests/stack tests/e2e tests/faults tests/stale)
 
-.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full demo check-stale bench-router bench-weights clean
+.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full check-model check-stale demo bench-router bench-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -47,7 +48,7 @@ check: setup ## lint, and the tests that need no engine stack, side by side; und
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint light
 
 without-engines: lint
-	$(PYTEST) -m "not full" $(LIGHT) $(PROCESSES) | sed --unbuffered 's/^/[without engines] /'
+	$(PYTEST) -m "not full" $(LIGHT) $(MODEL_CHECK) $(PROCESSES) | sed --unbuffered 's/^/[without engines] /'
 
 with-engines: stack
 	$(PYTEST) -m "not full" $(ENGINES) | sed --unbuffered 's/^/[with engines] /'
@@ -58,7 +59,10 @@ test: stack ## everything a change can break, on the real parts too; under 15 mi
 	@$(MAKE) --no-print-directory --jobs=2 with-engines without-engines
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
-	$(PYTEST) --durations=25 $(LIGHT) $(PROCESSES) $(ENGINES)
+	$(PYTEST) --durations=25 $(LIGHT) $(MODEL_CHECK) $(PROCESSES) $(ENGINES)
+
+check-model: setup ## weight updates explored in every order of events, about 15 minutes; ARGS="--help" shows what can be chosen
+	@$(BIN)/python -m tests.model $(ARGS)
 
 demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 leaves it up
 	@$(BIN)/python deploy/local/demo.py

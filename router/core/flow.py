@@ -267,7 +267,8 @@ class Flow(Moves):
         if event.how == "asked":
             return self._stop(ABORTED_STATUS, ASKED_TO_END, now)
         if event.how == "keep":
-            self.legs.making.kept |= self.legs.live is not None
+            # Between its legs as well: the second one may still be sent before the engines pause.
+            self.legs.making.kept |= self.legs.live is not None or self.state == "asking_second"
             return []
         if self.legs.live is None and self.state != "asking_second":
             return []  # nothing is made of it yet: the line holds it

@@ -153,7 +153,7 @@ def test_finishing_a_session_is_idempotent_and_takes_numbers() -> None:
 def test_a_session_may_have_any_name_in_header_and_body() -> None:
     async def case() -> None:
         async with bench() as made:
-            for name in ("caf\u00e9", "\u6f22"):
+            for name in ("na\u00e9", "\u6f22"):
                 await made.post(session=name)
                 assert (await made.post(session_id=name)).headers[
                     "x-headrace-choice"

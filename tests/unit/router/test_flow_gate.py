@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -204,6 +205,14 @@ def test_an_update_leaves_alone_who_is_in_line(state: str, how: str) -> None:
 @pytest.mark.parametrize("state", AT_ENGINES)
 def test_keep_lets_running_requests_run(state: str) -> None:
     assert held_in(state).interrupt("keep") == []
+
+
+@pytest.mark.parametrize("state", [*AT_ENGINES, "asking_second"])
+def test_whoever_has_had_a_leg_is_labelled_as_kept(state: str) -> None:
+    """Between the legs too: while the gate is holding, the second one may still run into the update."""
+    driver = held_in(state)
+    driver.interrupt("keep")
+    assert json.loads(driver.flow.legs.making.label())["single_version"] is False
 
 
 @pytest.mark.parametrize("state", AT_ENGINES)
