@@ -13,9 +13,9 @@ PYTEST := $(BIN)/python -m pytest
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
 MODEL_CHECK := $(wildcard tests/model)
 PROCESSES := $(wildcard tests/integration)
-ENGINES := $(wildcard tests/stack tests/e2e tests/faults)
+ENGINES := $(wildcard tests/stack tests/e2e tests/faults tests/stale)
 
-.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full check-model demo bench-router bench-weights clean
+.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full check-model check-stale demo bench-router bench-weights clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -66,6 +66,9 @@ check-model: setup ## weight updates explored in every order of events, about 15
 
 demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 leaves it up
 	@$(BIN)/python deploy/local/demo.py
+
+check-stale: stack ## random updates and faults on a real fleet: is any reply from stale KV? ARGS="--help" shows what can be chosen
+	@$(BIN)/python -m tests.stale.check $(ARGS)
 
 bench-router: setup ## the router beside vllm-router, in about 8 minutes; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.benchmarks.bench_router $(ARGS)

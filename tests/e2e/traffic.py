@@ -153,7 +153,7 @@ class _Talk:
         async with self._http.stream("POST", **self._request()) as reply:
             assert reply.status_code == 200, (self._client, await reply.aread())
             turn.headers = reply.headers
-            async for line in _lines(reply):
+            async for line in event_lines(reply):
                 last = line.removeprefix("data: ") if line else last
                 for choice in _choices(line):
                     turn.take(self._client.kind, choice)
@@ -192,7 +192,7 @@ class _Talk:
         self._messages.append({"role": "assistant", "content": sample.text})
 
 
-async def _lines(reply: httpx.Response) -> AsyncIterator[str]:
+async def event_lines(reply: httpx.Response) -> AsyncIterator[str]:
     """httpx's own also ends lines at characters that a random model is free to say, as U+0085."""
     rest = b""
     async for data in reply.aiter_bytes():
