@@ -55,7 +55,7 @@ with-engines: stack
 
 # Side by side: an engine that starts uses one core at a time, and tests without engines mostly wait. sed names whose line
 # it is, and writes whole lines.
-test: stack ## everything a change can break, on the real parts too; under 15 minutes
+test: stack ## everything a change can break, on the real parts too; about 20 minutes
 	@$(MAKE) --no-print-directory --jobs=2 with-engines without-engines
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
