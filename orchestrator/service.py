@@ -100,10 +100,12 @@ class JobService:
         Raises:
             JobUnknown: none is recorded.
             JobExists: another process drives it, or it is no longer coming up.
+            RecordUnreadable: another version planned it.
         """
         lock = self._lock(name)
         try:
             job = self.store.get(name)
+            job.check_plan()
             if job.phase != "starting":
                 raise JobExists(f"job {name!r} is {job.phase}; there is no start to take over")
             return Admission(job=job, lock=lock)

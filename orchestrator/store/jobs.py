@@ -9,6 +9,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -49,13 +50,22 @@ class StoredJob:
     run_id: str
     directory: Path
     socket_dir: Path
-    plan: JobPlan
+    plan_text: str
     phase: Phase
     reason: str
     """Why it is in this phase, where that needs saying."""
     created_at: float
     phase_at: float
     units: tuple[StoredUnit, ...]
+
+    @cached_property
+    def plan(self) -> JobPlan:
+        """Raises `RecordUnreadable`. Read when it is asked for: what another version recorded can still be ended."""
+        return _plan(self.name, self.plan_text)
+
+    def check_plan(self) -> None:
+        """Raises `RecordUnreadable`."""
+        _ = self.plan
 
     @property
     def run(self) -> RunContext:
@@ -200,7 +210,7 @@ def _refuse_recorded(connection: sqlite3.Connection, name: str) -> None:
 
 def _reserved_ports(connection: sqlite3.Connection, except_job: str) -> frozenset[int]:
     query = f"SELECT name, plan FROM jobs WHERE name != ? AND phase NOT IN ({_marks(ENDED)})"
-    plans = [_plan(row) for row in connection.execute(query, (except_job, *ENDED))]
+    plans = [_plan(row["name"], row["plan"]) for row in connection.execute(query, (except_job, *ENDED))]
     return frozenset[int]().union(*map(planned_ports, plans))
 
 
@@ -208,12 +218,12 @@ def _marks(values: tuple[Phase, ...]) -> str:
     return ", ".join("?" * len(values))
 
 
-def _plan(row: sqlite3.Row) -> JobPlan:
+def _plan(name: str, text: str) -> JobPlan:
     try:
-        return plan_from_json(row["plan"])
+        return plan_from_json(text)
     except ValidationError as error:
-        mend = "stop and start it with the version that recorded it, or set HEADRACE_HOME to another folder"
-        raise RecordUnreadable(f"job {row['name']!r} was recorded by another version of Headrace; {mend}") from error
+        mend = f"stop it with `headrace down {name}` and start it again"
+        raise RecordUnreadable(f"job {name!r} was recorded by another version of Headrace; {mend}") from error
 
 
 def _job(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredJob:
@@ -225,7 +235,7 @@ def _job(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredJob:
         run_id=row["run_id"],
         directory=Path(row["directory"]),
         socket_dir=Path(row["socket_dir"]),
-        plan=_plan(row),
+        plan_text=row["plan"],
         phase=row["phase"],
         reason=row["reason"],
         created_at=row["created_at"],

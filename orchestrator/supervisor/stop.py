@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 
 from deploy.backend import Backend
+from deploy.unit import UnitRecord
 from orchestrator.errors import HeadraceError
+from orchestrator.spec.job import LaunchSpec
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, JobStore, Phase, StoredJob
+from orchestrator.store.jobs import ENDED, JobStore, Phase, RecordUnreadable, StoredJob
 
 DRIVER_LEAVES_S = 10.0
 """A driver sees the stop at its next look, after probes that take 2 seconds at most."""
@@ -78,15 +80,26 @@ def _end(store: JobStore, backend: Backend, job: StoredJob, end_phase: Phase, sa
 def _end_units(backend: Backend, job: StoredJob, say: Callable[[str], None]) -> list[int]:
     """Pids that are left, sorted."""
     left: set[int] = set()
-    by_name = {record.name: record for record in job.records}
-    for stage in sorted({unit.start_stage for unit in job.plan.units}, reverse=True):
-        units = [unit for unit in job.plan.units if unit.start_stage == stage and unit.name in by_name]
-        if units:
-            say(f"stopping {', '.join(unit.name for unit in units)}")
-            grace_s = max(unit.stop_grace_s for unit in units)
-            left.update(backend.stop(job.run, [by_name[unit.name] for unit in units], grace_s))
+    for records, grace_s in _stages(job):
+        say(f"stopping {', '.join(record.name for record in records)}")
+        left.update(backend.stop(job.run, records, grace_s))
     left.update(backend.sweep(job.run, (), SWEEP_GRACE_S))
     return sorted(left)
+
+
+def _stages(job: StoredJob) -> list[tuple[list[UnitRecord], float]]:
+    """What is ended together, in order, and how long it may take; all at once where another version planned it."""
+    try:
+        units = job.plan.units
+    except RecordUnreadable:
+        return [([*job.records], LaunchSpec().stop_grace)] if job.records else []
+    by_name = {record.name: record for record in job.records}
+    stages = []
+    for stage in sorted({unit.start_stage for unit in units}, reverse=True):
+        started = [unit for unit in units if unit.start_stage == stage and unit.name in by_name]
+        if started:
+            stages.append(([by_name[unit.name] for unit in started], max(unit.stop_grace_s for unit in started)))
+    return stages
 
 
 def _anything_left(backend: Backend, job: StoredJob) -> bool:

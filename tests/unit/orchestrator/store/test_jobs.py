@@ -149,5 +149,5 @@ def test_a_plan_of_another_version_is_an_error_with_words(fleet: FakeFleet) -> N
     fleet.record()
     with Database(fleet.home).transaction() as connection:
         connection.execute("UPDATE jobs SET plan = '{}'")
-    with pytest.raises(RecordUnreadable, match=r"'demo' was recorded by another version.*HEADRACE_HOME"):
-        fleet.store.get("demo")
+    with pytest.raises(RecordUnreadable, match=r"'demo' was recorded by another version.*headrace down demo"):
+        _ = fleet.store.get("demo").plan

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import JobUnknown
+from orchestrator.store.database import Database
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.jobs import StoredJob
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
@@ -61,6 +62,15 @@ def test_only_what_was_started_is_stopped(fleet: FakeFleet) -> None:
     fleet.store.add_unit("demo", job.run_id, record, NOW)
     assert stop(fleet).phase == "stopped"
     assert fleet.machine.stopped == [(job.plan.units[0].name,)]
+
+
+def test_what_another_version_planned_is_ended_all_the_same(fleet: FakeFleet) -> None:
+    job = fleet.running()
+    with Database(fleet.home).transaction() as connection:
+        connection.execute("UPDATE jobs SET plan = '{}'")
+    assert stop(fleet).phase == "stopped"
+    assert not fleet.machine.living
+    assert set(fleet.machine.stopped[-1]) == {record.name for record in job.records}
 
 
 def test_a_job_that_failed_stays_failed(fleet: FakeFleet) -> None:
