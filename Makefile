@@ -53,10 +53,10 @@ without-engines: lint
 with-engines: stack
 	$(PYTEST) -m "not full" $(ENGINES) | sed --unbuffered 's/^/[with engines] /'
 
-# Side by side: an engine that starts uses one core at a time, and tests without engines mostly wait. sed names whose line
-# it is, and writes whole lines.
+# One after the other: engines take both cores of a small machine, and tests that wait on the clock have none left. With
+# `--jobs=2 with-engines without-engines` they run side by side; sed names whose line it is, and writes whole lines.
 test: stack ## everything a change can break, on the real parts too; about 20 minutes
-	@$(MAKE) --no-print-directory --jobs=2 with-engines without-engines
+	@$(MAKE) --no-print-directory without-engines with-engines
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
 	$(PYTEST) --durations=25 $(LIGHT) $(MODEL_CHECK) $(PROCESSES) $(ENGINES)
