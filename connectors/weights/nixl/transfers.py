@@ -117,7 +117,7 @@ class GroupTransfers:
         starts = bases[remote.targets[chosen]] + remote.offsets[chosen].astype(np.uint64)
         lengths = remote.lengths[chosen]
         local = self.agent.prep_xfer_dlist(INITIATOR, _descriptors(starts, lengths, device), memory)
-        every = np.arange(len(chosen), dtype=np.int32)
+        every: Numbers = np.arange(len(chosen), dtype=np.int32)
         handle = self.agent.make_prepped_xfer("READ", local, every, remote.handle, chosen.astype(np.int32))
         kept.lists.append(local)
         kept.transfers.append(Transfer(handle, remote.way.producer, int(lengths.sum())))
@@ -152,6 +152,6 @@ def _prepare_remote(agent: Any, name: str, way: Way, runs: Runs) -> _Remote:
 
 
 def _descriptors(starts: Numbers, lengths: Numbers, device: int) -> Numbers:
-    table = np.empty((len(starts), 3), dtype=np.uint64)
+    table: Numbers = np.empty((len(starts), 3), dtype=np.uint64)
     table[:, 0], table[:, 1], table[:, 2] = starts, lengths, device
     return table
