@@ -103,17 +103,30 @@ def _terminate(popen: subprocess.Popen[Any]) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Different ports on which nothing listens now."""
-    with ExitStack() as held:
-        found: list[int] = []
-        for port in random.sample(PORTS, len(PORTS)):
-            if len(found) == count:
-                break
-            probe = held.enter_context(socket.socket())
-            with suppress(OSError):
-                probe.bind(("127.0.0.1", port))
-                found.append(port)
-        return found
+    """Different ports on which nothing listens now and that no former call has given out."""
+    return [free_port_range(1) for _ in range(count)]
+
+
+def free_port_range(length: int) -> int:
+    """The first of `length` such ports in a row."""
+    for first in random.sample(PORTS[: 1 - length or None], len(PORTS) - length + 1):
+        ports = range(first, first + length)
+        if _given_out.isdisjoint(ports) and all(_is_free(port) for port in ports):
+            _given_out.update(ports)
+            return first
+    raise BenchmarkError(f"No {length} free ports in a row from {PORTS[0]} to {PORTS[-1]}: end programs that listen.")
+
+
+_given_out: set[int] = set()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
 
 
 def tree(pid: int) -> list[int]:

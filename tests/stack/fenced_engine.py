@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from connectors.engine_client import CommandOrder, EngineClient
 from deploy.local.backend import LocalBackend
@@ -18,6 +19,7 @@ from orchestrator.observe.cluster import collect_facts
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.types import EnginePlan
 from orchestrator.store.tokens import write_fresh_token
+from orchestrator.supervisor.log_cause import likely_cause
 from tests.e2e.harness import job_table
 from tests.fakes.tiny_model import make_tiny_model
 from tests.unit.orchestrator.samples import spec_of
@@ -49,8 +51,10 @@ class Engine:
         assert self.record is not None
         deadline = time.monotonic() + BOOT_S
         while not check(self.unit.probe, ()).ready:
-            assert self.alive(), "\n".join(tail(self.record.log, 40))
-            assert time.monotonic() < deadline, "\n".join(tail(self.record.log, 40))
+            if not self.alive() or time.monotonic() > deadline:
+                log = tail(self.record.log, 400)
+                print(*log[-60:], sep="\n")
+                pytest.fail(f"the engine has ended or is not ready in time: {likely_cause(log)}", pytrace=False)
             time.sleep(0.3)
 
     def alive(self) -> bool:

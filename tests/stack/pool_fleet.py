@@ -26,7 +26,7 @@ from connectors.nixl import NixlSettings
 from connectors.pool_client import PoolClient
 from connectors.types import Role
 from connectors.vllm_plugin.pool_keys import epoch_prefix, epoch_salt
-from tests.benchmarks.processes import free_ports
+from tests.benchmarks.processes import free_port_range, free_ports
 from tests.stack.weights.engine_process import EngineProcess, start_engine, wait_ready
 from tests.stack.weights.volume import HOST, RunningVolume, running_volume
 
@@ -186,7 +186,10 @@ def start_member(model: Path, folder: Path, volume: RunningVolume, role: Role, c
             advertised_host=HOST, rpc_dir=str(own), side_channel_port=side_channel, token_file=str(own / "token")
         ),
         **store_environment(
-            config_path=str(config), advertised_host=HOST, protocol="tcp", ports=(free_ports(1)[0], STORE_PORTS)
+            config_path=str(config),
+            advertised_host=HOST,
+            protocol="tcp",
+            ports=(free_port_range(STORE_PORTS), STORE_PORTS),
         ),
     }
     engine = start_engine(model, own, port, ranks=ranks, cores=cores, arguments=arguments, variables=variables)

@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from connectors.engine_client import CommandOrder, EngineClient, LoadOptions, WeightsAnswer
 from connectors.vllm_plugin.weights.settings import BACKEND, SETTINGS_VARIABLE, WORKER_EXTENSION
+from deploy.logs import tail
+from orchestrator.supervisor.log_cause import likely_cause
 
 REPOSITORY = Path(__file__).parents[3]
 MODELS = REPOSITORY / ".cache" / "models"
@@ -211,11 +214,14 @@ def _arguments(model: Path, port: int, ranks: int, more: Mapping[str, object]) -
 
 
 def wait_ready(started: EngineProcess) -> None:
+    """Says in one line why an engine did not come up; the end of its log is printed."""
     deadline = time.monotonic() + BOOT_S
     while True:
-        log = (started.folder / "engine.log").read_text(errors="replace")
-        assert started.process.poll() is None, log[-4000:]
-        assert time.monotonic() < deadline, log[-4000:]
+        if started.process.poll() is not None or time.monotonic() > deadline:
+            log = tail(started.folder / "engine.log", 400)
+            print(*log[-60:], sep="\n")
+            state = "still starting" if started.process.poll() is None else "has ended"
+            pytest.fail(f"the engine {state}: {likely_cause(log)}", pytrace=False)
         try:
             if started.call("GET", "/health").status_code == 200:
                 return

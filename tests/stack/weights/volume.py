@@ -12,7 +12,7 @@ from pathlib import Path
 
 from connectors.store_argv import ClientSettings, MasterSettings, client_argv, client_environment, master_argv
 from connectors.weights.store_client import Volume
-from tests.benchmarks.processes import Process, free_ports, started
+from tests.benchmarks.processes import Process, free_port_range, free_ports, started
 
 HOST = "127.0.0.1"
 UP_S = 60
@@ -47,7 +47,7 @@ def running_volume(folder: Path, *, capacity_bytes: int, lease_s: float) -> Iter
             program=_program("mooncake_client"),
             host=HOST,
             port=client_port,
-            transfer_ports=(free_ports(1)[0], TRANSFER_PORTS),
+            transfer_ports=(free_port_range(TRANSFER_PORTS), TRANSFER_PORTS),
             master_address=f"{HOST}:{rpc_port}",
             protocol="tcp",
             device_names=(),
