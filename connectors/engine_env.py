@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from connectors.mooncake import TCP_ENVIRONMENT, Protocol, transfer_port_environment
 from connectors.vllm_plugin.fence_rules import INSTANCE_VARIABLE, TOKEN_FILE_VARIABLE
+from connectors.vllm_plugin.nixl_polling import DELAY_VARIABLE
 from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, LoadMode
 
 HASH_SEED = "0"
@@ -51,6 +52,7 @@ UNSET_FOR_ENGINES = (
     "VLLM_API_KEY",
     INSTANCE_VARIABLE,
     SETTINGS_VARIABLE,
+    DELAY_VARIABLE,
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
