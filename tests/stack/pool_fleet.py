@@ -35,7 +35,7 @@ JOB = "job-1.a"
 BLOCK = 32
 SETTLE_S = 30
 STORE_PORTS = 24
-MODEL_LENGTH = 1024
+MODEL_LENGTH = 4096
 AT_ONCE = 2
 """Requests that an engine computes at once; others wait."""
 LEASE_S = 60.0

@@ -26,7 +26,7 @@ HITS = LENGTH - BLOCK
 """The last block is computed: something has to give the next token."""
 PURGE_S = 30
 FAILED_KEYS = "vllm:mooncake_store_operation_failed_keys_total"
-LONG = 300
+LONG = 2000
 """Tokens that take long enough for an epoch to move meanwhile."""
 
 

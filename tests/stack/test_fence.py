@@ -152,7 +152,7 @@ def test_the_token_route_is_served(engine: Engine) -> None:
 def test_a_stream_is_open_until_its_client_leaves(engine: Engine) -> None:
     """More than fits between a server and a client that does not read: the stream cannot end by itself."""
     headers = engine.right_headers() | {"x-request-id": "stream-1", "accept-encoding": "identity"}
-    body = {**SALTED, "max_tokens": 900, "n": 64, "stream": True, "logprobs": 5}
+    body = {**SALTED, "temperature": 1, "max_tokens": 900, "n": 64, "stream": True, "logprobs": 5}
     url = f"{engine.plan.url}/v1/completions"
     with httpx.stream("POST", url, headers=headers, json=body, timeout=CALL_TIMEOUT_S, trust_env=False) as reply:
         assert reply.status_code == 200
