@@ -109,11 +109,10 @@ def snapshot() -> dict[int, Process]:
 
 
 def _variable(environ: bytes, name: str) -> str | None:
-    prefix = name.encode() + b"="
-    for entry in environ.split(b"\0"):
-        if entry.startswith(prefix):
-            return entry[len(prefix) :].decode(errors="replace")
-    return None
+    # Searched, not split: environments of a whole machine are read at every look.
+    entries, key = b"\0" + environ + b"\0", b"\0" + name.encode() + b"="
+    _, found, after = entries.partition(key)
+    return after[: after.index(b"\0")].decode(errors="replace") if found else None
 
 
 @contextmanager
