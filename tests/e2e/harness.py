@@ -147,12 +147,15 @@ def metric(url: str, name: str, headers: dict[str, str] | None = None, **labels:
 
 
 def wait_until(what: str | Callable[[], str], done: Callable[[], bool], timeout_s: float = SETTLE_S) -> None:
-    """Look every 0.2 s until `done`; fails in words, which a callable `what` makes at that moment."""
-    deadline = time.monotonic() + timeout_s
+    """Look until `done`, more seldom the longer it takes: looks cost what is looked at time. Fails in words, which a
+    callable `what` makes at that moment."""
+    began = time.monotonic()
     while not done():
-        awaited = what if isinstance(what, str) else what()
-        assert time.monotonic() < deadline, f"not within {timeout_s:.0f} s: {awaited}"
-        time.sleep(0.2)
+        waited_s = time.monotonic() - began
+        if waited_s > timeout_s:
+            awaited = what if isinstance(what, str) else what()
+            raise AssertionError(f"not within {timeout_s:.0f} s: {awaited}")
+        time.sleep(min(1.0, 0.2 + waited_s / 10))
 
 
 def clear_local_cache(url: str, headers: dict[str, str]) -> None:
