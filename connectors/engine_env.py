@@ -6,8 +6,9 @@ import json
 from collections.abc import Sequence
 
 from connectors.mooncake import TCP_ENVIRONMENT, Protocol, transfer_port_environment
+from connectors.types import Platform
 from connectors.vllm_plugin.fence_rules import INSTANCE_VARIABLE, TOKEN_FILE_VARIABLE
-from connectors.vllm_plugin.nixl_polling import DELAY_VARIABLE
+from connectors.vllm_plugin.resting import REST_VARIABLE
 from connectors.vllm_plugin.weights.settings import SETTINGS_VARIABLE, LoadMode
 
 HASH_SEED = "0"
@@ -52,7 +53,7 @@ UNSET_FOR_ENGINES = (
     "VLLM_API_KEY",
     INSTANCE_VARIABLE,
     SETTINGS_VARIABLE,
-    DELAY_VARIABLE,
+    REST_VARIABLE,
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -98,6 +99,14 @@ def weights_environment(*, mode: LoadMode, keep_copy: bool, advertised_host: str
     """What an engine gets whose weights can be replaced in place. Peers and trainers reach it by `advertised_host`."""
     settings = {"mode": mode, "keep_copy": keep_copy, "host": advertised_host}
     return {SETTINGS_VARIABLE: json.dumps(settings, sort_keys=True)}
+
+
+CPU_REST_US = 10_000
+
+
+def resting_environment(platform: Platform) -> dict[str, str]:
+    """Engines that compute on cores must not lose them to what waits. Beside a GPU cores are plenty."""
+    return {REST_VARIABLE: str(CPU_REST_US)} if platform == "cpu" else {}
 
 
 def cpu_binding(core_groups: Sequence[Sequence[int]]) -> str:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from connectors.types import Choice, EngineAbilities, JsonDict, Platform, Role
-from connectors.vllm_plugin.nixl_polling import DELAY_VARIABLE
 
 NIXL = "NixlConnector"
 
@@ -37,14 +36,6 @@ def connector_entry(role: Role, settings: NixlSettings, abilities: EngineAbiliti
     if settings.cross_layers_blocks:
         extra["enable_cross_layers_blocks"] = "True"
     return {"kv_connector": NIXL, "kv_role": _KV_ROLE[role], "kv_connector_extra_config": extra}
-
-
-CPU_POLL_DELAY_US = 10_000
-
-
-def polling_environment(platform: Platform) -> dict[str, str]:
-    """Engines that compute on cores must not lose one each to NIXL's idle polling. Beside a GPU cores are plenty."""
-    return {DELAY_VARIABLE: str(CPU_POLL_DELAY_US)} if platform == "cpu" else {}
 
 
 Reach = Literal["loopback", "any", "tcp", "rdma"]

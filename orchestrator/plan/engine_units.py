@@ -15,7 +15,7 @@ from pathlib import Path
 from connectors import engine_argv, engine_env, mooncake
 from connectors.chain import ChainParts, NativeTier, transfer_config
 from connectors.layout import LayoutChoice
-from connectors.nixl import NixlSettings, Reach, polling_environment, ucx_environment
+from connectors.nixl import NixlSettings, Reach, ucx_environment
 from connectors.types import Choice, EngineAbilities, JsonDict
 from deploy.unit import HttpProbe, LaunchUnit, ListenPort, PlannedFile
 from orchestrator.plan.addresses import token_file, url_host
@@ -220,8 +220,7 @@ def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> d
     weights = shared.spec.weights
     if own.side_channel is not None or weights is not None:
         env |= shared.ucx
-    if own.side_channel is not None:
-        env |= polling_environment(shared.abilities.platform)
+    env |= engine_env.resting_environment(shared.abilities.platform)
     if weights is not None:
         env |= engine_env.weights_environment(
             mode=weights.load_mode, keep_copy=weights.keep_copy, advertised_host=placed.node.address

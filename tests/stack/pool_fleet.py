@@ -22,7 +22,7 @@ from connectors.chain import ChainParts, transfer_config
 from connectors.engine_client import EXTERNAL_HITS
 from connectors.engine_env import common_environment, store_environment
 from connectors.mooncake import StoreSettings, client_config
-from connectors.nixl import NixlSettings, polling_environment
+from connectors.nixl import NixlSettings
 from connectors.pool_client import PoolClient
 from connectors.types import Role
 from connectors.vllm_plugin.pool_keys import epoch_prefix, epoch_salt
@@ -182,7 +182,6 @@ def start_member(model: Path, folder: Path, volume: RunningVolume, role: Role, c
         "--max-num-seqs": AT_ONCE,
     }
     variables = {
-        **polling_environment("cpu"),
         **common_environment(
             advertised_host=HOST, rpc_dir=str(own), side_channel_port=side_channel, token_file=str(own / "token")
         ),

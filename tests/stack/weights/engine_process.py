@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from connectors.engine_client import CommandOrder, EngineClient, LoadOptions, WeightsAnswer
+from connectors.engine_env import resting_environment
 from connectors.vllm_plugin.weights.settings import BACKEND, SETTINGS_VARIABLE, WORKER_EXTENSION
 from deploy.logs import tail
 from orchestrator.supervisor.log_cause import likely_cause
@@ -169,6 +170,7 @@ def start_engine(
     token.write_text(secrets.token_hex(16), encoding="ascii")
     environment = {
         **os.environ,
+        **resting_environment("cpu"),
         "PYTHONPATH": str(REPOSITORY),
         "HEADRACE_TOKEN_FILE": str(token),
         SETTINGS_VARIABLE: json.dumps(dict(settings or {})),
