@@ -99,6 +99,11 @@ class Transport(Protocol):
         Raises FetchError."""
         ...
 
+    def is_idle(self, wait_s: float, /) -> bool:
+        """Whether, within this time, nothing that was given up can write into its targets any more. Before that no
+        other load may begin: its weights would be overwritten later."""
+        ...
+
     def close(self) -> None:
-        """Free everything. Idempotent."""
+        """Free everything, once idle. Idempotent."""
         ...

@@ -59,14 +59,12 @@ class StoreTransport:
         return fetch
 
     def close(self) -> None:
-        if self._client is not None and self.is_idle:
+        if self._client is not None:
             self._client[1].close()
         self._client = None
 
-    @property
-    def is_idle(self) -> bool:
-        """No call has been given up that is still under way."""
-        return self._calls.is_idle
+    def is_idle(self, wait_s: float) -> bool:
+        return self._calls.is_idle(wait_s)
 
     def bounded(self, call: Callable[[], T], *, what: str, timeout_s: float) -> T:
         """Calls into Mooncake don't end when a storage client hangs."""
@@ -126,7 +124,7 @@ class StoreFetch:
 
     def close(self) -> None:
         """Leases end by themselves."""
-        if self._transport.is_idle:
+        if self._transport.is_idle(0):
             self._client.forget_all_but(self._staying)
 
     def check_there(self) -> None:

@@ -31,7 +31,6 @@ from connectors.vllm_plugin.weights.settings import LoadMode, WeightSettings, re
 from connectors.vllm_plugin.weights.transports import make_transport
 from connectors.vllm_plugin.weights.verdict import LoadResult, RankReport, WeightCommand
 from connectors.weights.source import Fetch, FetchError, SourceInfo, Transport
-from connectors.weights.tensors import Piece
 
 AGREE_MARGIN_S = 15.0
 """On top of what a rank that keeps its limits can be late."""
@@ -49,8 +48,10 @@ class _Opened:
 
     error: str
     names: tuple[str, ...]
-    pieces: tuple[Piece, ...]
-    """Of a plan that is new: what the ranks take together must be whole tensors."""
+    manifest: str
+    """Names the tensors that its plan is for; empty where there is an error."""
+    is_checked: bool
+    """Whether what the ranks take together by that plan is known to be whole tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +153,7 @@ class RankWeights:
             names = list(error.tensors) if isinstance(error, FetchError) else []
             self._report.last_load = LoadResult(ok=False, version=version, error=str(error), names=names)
             # What a failed load leaves in a transport is not worth trusting; the next load makes it anew. Unless a
-            # thread is still in it, which the next load will find.
+            # thread is still in it, for which the next load waits.
             with suppress(StillReading):
                 self._prefetching.give_up()
                 self._drop_transports()
@@ -200,8 +201,10 @@ class RankWeights:
     def _open(self, command: WeightCommand, deadline: float) -> Fetch:
         mode: LoadMode | str = command.mode or self._settings.mode
         self._check_mode(mode)
-        if mode == "gpu_fetch":
+        if mode == "gpu_fetch" or not self._prefetching.has(command):
             self._prefetching.give_up()
+            self._await_reads(command.timeout_s)
+        if mode == "gpu_fetch":
             return self._transport(command.source).open(
                 command.source, self._planner.groups, timeout_s=command.timeout_s
             )
@@ -217,15 +220,19 @@ class RankWeights:
         return self._prefetching.fetch(_left(deadline) + command.timeout_s)
 
     def _agree_to_write(self, command: WeightCommand, deadline: float, failure: Exception | None) -> None:
-        new = self._planner.unchecked() if failure is None else ()
-        mine = _Opened(_text(failure), _names(failure), new)
+        manifest = self._planner.digest if failure is None else ""
+        mine = _Opened(_text(failure), _names(failure), manifest, self._planner.is_checked)
         all_opened = self._ranks.gather(mine, _patience(command, deadline))
         failed = [(rank, opened) for rank, opened in enumerate(all_opened) if opened.error]
         if failed:
             text = "; ".join(f"rank {rank}: {opened.error}" for rank, opened in failed)
             raise FetchError(text, [name for _, opened in failed for name in opened.names])
-        if new:
-            self._planner.check([piece for opened in all_opened for piece in opened.pieces])
+        # What follows is refused by all ranks or by none: one alone would leave the others in the middle of a load.
+        if len({opened.manifest for opened in all_opened}) > 1:
+            raise FetchError(f"the ranks found different tensors under version {_version(command)}")
+        if not all(opened.is_checked for opened in all_opened):
+            of_all = self._ranks.gather(self._planner.pieces, _patience(command, deadline))
+            self._planner.check([piece for of_rank in of_all for piece in of_rank])
 
     def _fill(self, load: Load, command: WeightCommand, deadline: float) -> None:
         def go_on() -> None:
@@ -260,6 +267,7 @@ class RankWeights:
         _version(command)
         self._check_mode("cpu_prefetch")
         self._prefetching.give_up()
+        self._await_reads(0)
         if self._prefetching.is_misfit:
             self._drop_transports()
             self._prefetching.drop_copy()
@@ -288,9 +296,15 @@ class RankWeights:
             )
         return self._transports[name]
 
+    def _await_reads(self, wait_s: float) -> None:
+        """Raises StillReading where a read that was given up could write over what comes next."""
+        busy = [str(name) for name, transport in self._transports.items() if not transport.is_idle(wait_s)]
+        if busy:
+            raise StillReading(f"a read by {busy[0]} that was given up has not come back: try again later, or restart")
+
     def _drop_transports(self) -> None:
-        while self._transports:
-            self._transports.popitem()[1].close()
+        for name in [name for name, transport in self._transports.items() if transport.is_idle(0)]:
+            self._transports.pop(name).close()
 
     def _check_mode(self, mode: LoadMode | str) -> None:
         if mode not in ("gpu_fetch", "cpu_prefetch"):

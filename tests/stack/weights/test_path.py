@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from connectors.weights.path import PathTransport
 from connectors.weights.safetensors_files import INDEX, SINGLE
 from connectors.weights.source import FetchError, Target
 from connectors.weights.tensors import Piece
+from tests.stack.weights.hanging_disk import hanging_disk
 from tests.stack.weights.trainer_ranks import on_ranks, sharded_model, whole_weights
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -185,4 +187,40 @@ def test_a_checkpoint_that_changes_under_the_reader_is_refused(tmp_path: Path) -
         file.write(b"1234")
     with pytest.raises(FetchError, match="written to while it was read"):
         fetch.fetch(0, [Target(piece, torch.zeros(100))])
+    fetch.close()
+
+
+def test_a_read_that_was_given_up_keeps_its_files_until_it_comes_back(tmp_path: Path) -> None:
+    weights = {"a": torch.randn(100)}
+    save_file(weights, tmp_path / SINGLE)
+    (piece,) = whole_pieces(weights)
+    transport, target = PathTransport(), Target(piece, torch.zeros(100))
+    fetch = transport.open(of_folder(tmp_path), lambda manifest: [[piece]], timeout_s=0.2)
+    with hanging_disk() as come_back:
+        with pytest.raises(FetchError, match="not done after"):
+            fetch.fetch(0, [target])
+        fetch.close()
+        assert not transport.is_idle(0)
+        # A file that takes a number which is free.
+        (tmp_path / "other").write_bytes(bytes(10_000))
+        with (tmp_path / "other").open("rb"):
+            come_back()
+            assert transport.is_idle(TIMEOUT_S)
+    assert torch.equal(target.into, weights["a"])
+
+
+def test_when_one_part_cannot_be_read_no_other_is_still_written(tmp_path: Path) -> None:
+    weights = {"a": torch.randn(2, 1_000_000), "b": torch.randn(10)}
+    save_file(weights, tmp_path / SINGLE)
+    pieces = whole_pieces(weights)
+    transport = PathTransport()
+    fetch = transport.open(of_folder(tmp_path), lambda manifest: [pieces], timeout_s=TIMEOUT_S)
+    with (tmp_path / SINGLE).open("rb+") as file:
+        file.truncate(1000)
+    targets = [Target(piece, torch.zeros(piece.shape)) for piece in pieces]
+    with hanging_disk(delay_s=0.5), pytest.raises(FetchError, match="cut while it was read"):
+        fetch.fetch(0, targets)
+    before = targets[0].into.clone()
+    threading.Event().wait(0.7)
+    assert torch.equal(targets[0].into, before)
     fetch.close()
