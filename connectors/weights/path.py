@@ -18,7 +18,7 @@ from pathlib import Path
 from connectors.weights.bounded import BoundedCalls
 from connectors.weights.filling import Filling, Part, Read
 from connectors.weights.safetensors_files import Place, places_in
-from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.tensors import TensorMeta
 
 RANGE_COST_BYTES = 8 * 1024
@@ -42,7 +42,7 @@ class PathTransport:
         """There is nothing to connect to."""
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> PathFetch:
-        files = _Files(Path(source["path"]))
+        files = _Files(Path(source_field(source, "path", str)))
         try:
             self._calls.run(files.open, what=f"opening {files.folder}", timeout_s=timeout_s)
             manifest = {name: place.meta for name, place in files.places.items()}

@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import TypeVar
+from typing import TypeVar, get_args
 
+from connectors.mooncake import Protocol
 from connectors.weights.bounded import BoundedCalls
 from connectors.weights.filling import Filling, Part, Read, slices
-from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.store_client import RangeRead, StoreClient, StoreError, Volume, memory_of
 from connectors.weights.store_layout import Manifest, StoredPiece
 from connectors.weights.tensors import Piece, TensorMeta, relative
@@ -48,9 +49,10 @@ class StoreTransport:
         self._connect(source, CONNECT_S)
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> StoreFetch:
+        key = source_field(source, "manifest", str)
         client = self._connect(source, timeout_s)
         manifest = self.bounded(
-            lambda: Manifest.decode(client.text(source["manifest"])),
+            lambda: Manifest.decode(client.text(key)),
             what=f"the manifest of version {source['version']}",
             timeout_s=timeout_s,
         )
@@ -75,8 +77,8 @@ class StoreTransport:
 
     def _connect(self, source: SourceInfo, timeout_s: float) -> StoreClient:
         volume = Volume(
-            master=source["master"],
-            protocol=source["protocol"],
+            master=source_field(source, "master", str),
+            protocol=_protocol(source),
             host=self._host,
             devices=self._devices,
             lend_bytes=0,
@@ -89,6 +91,15 @@ class StoreTransport:
         if self._client is None:
             self._client = (volume, StoreClient(volume))
         return self._client[1]
+
+
+def _protocol(source: SourceInfo) -> Protocol:
+    found = source_field(source, "protocol", str)
+    for known in get_args(Protocol):
+        if found == known:
+            protocol: Protocol = known
+            return protocol
+    raise FetchError(f"the source's protocol is {found!r}; there are {', '.join(get_args(Protocol))}")
 
 
 class StoreFetch:

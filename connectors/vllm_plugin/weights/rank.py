@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -74,6 +75,7 @@ class RankWeights:
         self._settings = settings
         self._planner = Planner(model)
         self._peers = PeerService(ranks, settings.host)
+        self._name = uuid.uuid4().hex
         self._transports: dict[Any, Transport] = {}
         self._prefetching = Prefetching(self._planner, settings)
         self._report = RankReport(call="", rank=ranks.rank, ranks=ranks.size, ok=True)
@@ -266,13 +268,14 @@ class RankWeights:
     def _start_prefetch(self, command: WeightCommand) -> None:
         _version(command)
         self._check_mode("cpu_prefetch")
+        # Before anything that may fail on one rank alone: ranks stop together.
+        if self._peers.serves_copy:
+            self._peers.stop()
         self._prefetching.give_up()
         self._await_reads(0)
         if self._prefetching.is_misfit:
             self._drop_transports()
             self._prefetching.drop_copy()
-        if self._peers.serves_copy:
-            self._peers.stop()
         self._prefetching.start(command, self._transport(command.source))
 
     def _serve(self) -> None:
@@ -292,7 +295,11 @@ class RankWeights:
         name = source.get("transport")
         if name not in self._transports:
             self._transports[name] = make_transport(
-                name, settings=self._settings, rank=self._ranks.rank, ranks=self._ranks.size
+                name,
+                settings=self._settings,
+                rank=self._ranks.rank,
+                ranks=self._ranks.size,
+                name_of_rank=self._name,
             )
         return self._transports[name]
 

@@ -262,4 +262,6 @@ def test_orders_and_unknown_commands(rank: Rank) -> None:
     assert not RankReport.from_wire(rank.rank.answer({"name": "load", "call": "c", "stranger": 1})).ok
     assert not rank.load("v3", weights(3), mode="fast").ok
     assert not rank.obey("load", source={"transport": "pigeon", "version": "v4"}).ok
+    for transport, field in (("path", "path"), ("store", "manifest"), ("nixl", "host")):
+        assert f"needs {field} " in rank.obey("load", source={"transport": transport, "version": "v4"}).error
     assert_holds(rank.model, weights(1))
