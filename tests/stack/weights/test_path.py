@@ -129,8 +129,29 @@ def test_a_version_that_one_rank_can_not_write_is_not_there(tmp_path: Path) -> N
     folder = tmp_path / "versions"
     told = on_ranks(2, fail_on_rank_1, {"folder": folder}, tmp_path)
     assert told[0] == told[1]
-    assert "only here" in told[0]
+    assert "rank 1: other names" in told[0]
     assert not (folder / "1").exists()
+
+
+def publish_in_any_order(rank: int, *, folder: Path) -> None:
+    names = ["a", "b", "c"]
+    weights = {name: torch.full((1000,), float(ord(name))) for name in (reversed(names) if rank else names)}
+    PathPublisher(folder, model=None, keep=None).publish(weights, "1")
+
+
+def test_ranks_need_not_name_tensors_in_one_order(tmp_path: Path) -> None:
+    on_ranks(2, publish_in_any_order, {"folder": tmp_path / "versions"}, tmp_path)
+    read = load_file(tmp_path / "versions" / "1" / SINGLE)
+    assert {name: tensor.unique().tolist() for name, tensor in read.items()} == {"a": [97.0], "b": [98.0], "c": [99.0]}
+
+
+def test_what_a_failure_left_on_disk_goes(tmp_path: Path) -> None:
+    publisher = PathPublisher(tmp_path / "versions", model=tmp_path / "model", keep=2)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").mkdir()
+    with pytest.raises(PublishError, match="directory"):
+        publisher.publish({"w": torch.ones(5)}, "1")
+    assert list((tmp_path / "versions").iterdir()) == []
 
 
 def test_a_version_is_published_once_and_older_ones_go(tmp_path: Path) -> None:
