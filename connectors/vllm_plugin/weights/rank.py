@@ -8,6 +8,7 @@ all ranks, until a load succeeds.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -98,6 +99,9 @@ class RankWeights:
         except Exception as unexpected:
             _log.exception("a weight command failed in a way that was not foreseen")
             error = f"{type(unexpected).__name__}: {unexpected}"
+        if not ok:
+            # Exceptions keep the frames that they came through, often in cycles, and those a copy of the weights.
+            gc.collect()
         return self._reported(call, ok, error).to_wire()
 
     def close(self) -> None:

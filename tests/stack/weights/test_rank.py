@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,7 @@ from torch import nn
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
 from connectors.vllm_plugin.weights.agreement import AgreementLost, EngineRanks
+from connectors.vllm_plugin.weights.host_copy import HostCopy
 from connectors.vllm_plugin.weights.rank import RankWeights
 from connectors.vllm_plugin.weights.settings import WeightSettings
 from connectors.vllm_plugin.weights.verdict import RankReport, WeightCommand
@@ -178,6 +180,23 @@ def test_values_that_are_no_numbers_are_found_on_request(tmp_path: Path) -> None
     assert direct.load("v3", weights(3)).ok
     assert not direct.obey("state").torn
     assert_holds(direct.model, weights(3))
+
+
+def test_a_copy_that_failed_to_fill_is_not_kept_in_memory(tmp_path: Path) -> None:
+    def copies() -> int:
+        return sum(type(each) is HostCopy for each in gc.get_objects())
+
+    gc.collect()
+    before = copies()
+    rank = Rank(tmp_path, mode="cpu_prefetch")
+    bad = weights(2)
+    bad["layers.2.up"][0, 0] = float("nan")
+    gc.disable()
+    try:
+        assert not rank.load("bad", bad, check_finite=True).ok
+        assert copies() == before
+    finally:
+        gc.enable()
 
 
 def test_a_read_that_comes_back_late_never_writes_over_a_later_version(rank: Rank) -> None:
