@@ -25,7 +25,7 @@ class NixlPublisher:
         """`host`: where engines reach this rank; every rank has its own. `port` 0: any. `lease_s`: for how long an
         engine that died in the middle of a load may hold up the trainer."""
         self._ranks = Ranks(group)
-        self._server = NixlServer(host=host, port=port, lease_s=lease_s)
+        self._server = self._ranks.each(lambda: NixlServer(host=host, port=port, lease_s=lease_s))
 
     def publish(self, source: nn.Module | Mapping[str, torch.Tensor], version: str) -> NixlPublication:
         tensors, held = self._ranks.each(lambda: holdings(source))

@@ -17,10 +17,9 @@ from pathlib import Path
 import torch
 from torch import distributed, nn
 
-from connectors.publisher.ranks import Ranks
-from connectors.publisher.shares import shares
+from connectors.publisher.ranks import PublishError, Ranks, own_share
 from connectors.weights.filling import byte_vector
-from connectors.weights.holdings import Holding, holdings
+from connectors.weights.holdings import Holding
 from connectors.weights.safetensors_files import INDEX, FilePlan, Place, index_text, plan_files
 from connectors.weights.source import SourceInfo
 from connectors.weights.tensors import ITEM_BYTES, runs
@@ -63,14 +62,19 @@ class PathPublisher:
 
     def publish(self, source: nn.Module | Mapping[str, torch.Tensor], version: str) -> PathPublication:
         """Returns on all ranks when the version is whole and on disk. PublishError on all when one fails."""
-        metas, held = self._ranks.each(lambda: holdings(source))
-        all_pieces = self._ranks.gather([holding.piece for holding in held])
-        mine = set(self._ranks.each(lambda: shares(metas, all_pieces))[self._ranks.rank])
+        metas, mine = own_share(self._ranks, source)
         version_folder = _VersionFolder(self._folder, version, plan_files(metas, self._max_file_bytes))
-        self._ranks.first(version_folder.prepare)
-        self._ranks.each(lambda: version_folder.write([holding for holding in held if holding.piece in mine]))
-        self._ranks.first(lambda: version_folder.finish(self._model))
-        self._retire(version_folder.final)
+        self._ranks.first(version_folder.check)
+        try:
+            self._ranks.first(version_folder.prepare)
+            self._ranks.each(lambda: version_folder.write(mine))
+            self._ranks.first(lambda: version_folder.finish(self._model))
+        except PublishError:
+            # A full disk would stay full otherwise.
+            self._ranks.first(version_folder.discard)
+            raise
+        if self._ranks.rank == 0:
+            self._retire(version_folder.final)
         return PathPublication({"transport": "path", "version": version, "path": str(version_folder.final)})
 
     def close(self) -> None:
@@ -78,9 +82,9 @@ class PathPublisher:
 
     def _retire(self, published: Path) -> None:
         """What an engine has open stays readable for it; only the name is gone."""
-        self._published.append(published)
-        if self._keep is None or self._ranks.rank:
+        if self._keep is None:
             return
+        self._published.append(published)
         while len(self._published) > self._keep:
             shutil.rmtree(self._published.pop(0), ignore_errors=True)
 
@@ -93,12 +97,15 @@ class _VersionFolder:
         self.final = folder.absolute() / version
         self._partial = folder.absolute() / f".{version}.partial"
 
-    def prepare(self) -> None:
-        """Every file with its header, at its full length."""
+    def check(self) -> None:
+        """Whether the version may get this name."""
         if self.final.name.startswith(".") or self.final.parent != self._partial.parent:
             raise ValueError(f"version {self.final.name!r} is no name for a directory")
         if self.final.exists():
             raise FileExistsError(f"{self.final} is there already: a version is published once")
+
+    def prepare(self) -> None:
+        """Every file with its header, at its full length."""
         shutil.rmtree(self._partial, ignore_errors=True)
         self._partial.mkdir(parents=True)
         for plan in self._files:
@@ -119,6 +126,9 @@ class _VersionFolder:
                 _write_piece(descriptors[place.file], place, holding)
             for descriptor in descriptors.values():
                 os.fsync(descriptor)
+
+    def discard(self) -> None:
+        shutil.rmtree(self._partial, ignore_errors=True)
 
     def finish(self, model: Path | None) -> None:
         """The index and what else a checkpoint has, then the name."""

@@ -5,10 +5,15 @@ The publishers of this folder use it; weights never pass through it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar, cast
 
-from torch import distributed
+import torch
+from torch import distributed, nn
+
+from connectors.publisher.shares import shares
+from connectors.weights.holdings import Holding, holdings
+from connectors.weights.tensors import TensorMeta, digest_of
 
 T = TypeVar("T")
 
@@ -50,6 +55,21 @@ class Ranks:
     def first(self, call: Callable[[], T]) -> T:
         """The same of rank 0 alone: what its `call` returns, on every rank."""
         return self.gather(self.each(call if self.rank == 0 else _nothing))[0]  # type: ignore[return-value]
+
+
+def own_share(
+    ranks: Ranks, source: nn.Module | Mapping[str, torch.Tensor]
+) -> tuple[dict[str, TensorMeta], list[Holding]]:
+    """All tensors, in rank 0's order on all ranks, and which holdings this rank has to write. PublishError on all ranks
+    where they don't have the same tensors, or not whole together."""
+    metas, held = ranks.each(lambda: holdings(source))
+    told = ranks.gather((digest_of(metas), [holding.piece for holding in held]))
+    others = [f"rank {rank}" for rank, (digest, _) in enumerate(told) if digest != told[0][0]]
+    if others:
+        raise PublishError(f"{', '.join(others)}: other names, shapes or dtypes of tensors than on rank 0")
+    metas = ranks.first(lambda: metas)
+    mine = set(ranks.each(lambda: shares(metas, [pieces for _, pieces in told]))[ranks.rank])
+    return metas, [holding for holding in held if holding.piece in mine]
 
 
 def _nothing() -> None:

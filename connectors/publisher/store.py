@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import distributed, nn
 
-from connectors.publisher.ranks import PublishError, Ranks
-from connectors.publisher.shares import shares
+from connectors.publisher.ranks import PublishError, Ranks, own_share
 from connectors.weights.filling import slices
-from connectors.weights.holdings import Holding, holdings
+from connectors.weights.holdings import Holding
 from connectors.weights.source import SourceInfo
 from connectors.weights.store_client import StoreClient, StoreError, Volume, memory_of
 from connectors.weights.store_layout import (
@@ -76,10 +75,8 @@ class StorePublisher:
     def publish(self, source: nn.Module | Mapping[str, torch.Tensor], version: str) -> StorePublication:
         """Returns on all ranks when the version is whole in the volume. PublishError on all when one fails."""
         number = self._ranks.first(self._begin)
-        metas, held = self._ranks.each(lambda: holdings(source))
-        all_pieces = self._ranks.gather([holding.piece for holding in held])
-        mine = set(self._ranks.each(lambda: shares(metas, all_pieces))[self._ranks.rank])
-        objects = list(self._objects(number, metas, [holding for holding in held if holding.piece in mine]))
+        metas, mine = own_share(self._ranks, source)
+        objects = list(self._objects(number, metas, mine))
         try:
             self._ranks.each(lambda: self._put(objects))
             stored = self._ranks.gather([(name, each.stored) for name, each in objects])
@@ -148,7 +145,9 @@ class StorePublisher:
     def _complete(self, number: str, manifest: Manifest) -> None:
         self._client.put_text(manifest_key(self._job, number), manifest.encode())
         self._numbers = [*self._numbers, number][-self._keep :]
-        self._retire()
+        # The version is there. What can't be removed now has to go before the next one.
+        with suppress(StoreError):
+            self._retire()
 
     def _retire(self) -> None:
         if len(self._numbers) == self._keep:

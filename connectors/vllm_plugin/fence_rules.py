@@ -190,6 +190,9 @@ class FenceState:
     """What is being done on all ranks now, most often to the weights; empty while nothing is."""
     torn: str = ""
     """Why the parameters are no version's; empty where they are whole. A load that succeeds mends it."""
+    stale: str = ""
+    """Why something that other weights computed may still be kept; empty where nothing is. A load that succeeds mends
+    it."""
     lost: str = ""
     """Why this life of the engine cannot be trusted any more. Nothing mends it."""
 
@@ -223,7 +226,8 @@ class FenceState:
         """Why this engine must not serve whatever comes; empty where it may."""
         if self.lost:
             return f"this life of the engine must end: {self.lost}"
-        return f"no weights until a load succeeds: {self.torn}" if self.torn else ""
+        problem = self.torn or self.stale
+        return f"no weights until a load succeeds: {problem}" if problem else ""
 
     def accept(self, request_id: str) -> int:
         """Note a generating request as open; `end` takes what this returns."""

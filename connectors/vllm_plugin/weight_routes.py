@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 from connectors.vllm_plugin.fence_rules import Answer, CommandInvalid, FenceState, Order, error_answer
@@ -88,9 +89,9 @@ class WeightRoutes:
 
     async def _guarded(self, client: Any, path: str, forward: Forward) -> Answer:
         is_ours = _backend(client) == BACKEND and not _without_extension(client)
+        if path in ("/start_weight_update", "/update_weights") and (refusal := load_refusal(self._state)):
+            return refusal
         if path == "/start_weight_update":
-            if refusal := load_refusal(self._state):
-                return refusal
             self._state.epoch = None
             if problem := await self._pool.move(client, None):
                 return error_answer(500, "weight_update_failed", problem, param="pool")
@@ -114,6 +115,8 @@ class WeightRoutes:
                 return failed or answer
             if path == "/finish_weight_update":
                 await self._after_success(client, None)
+                if self._state.stale:
+                    return error_answer(500, "weight_update_failed", self._state.stale)
         return answer
 
     async def _session_failure(self, client: Any) -> Answer | None:
@@ -147,9 +150,12 @@ class WeightRoutes:
             verdict = _unmoved(problem, self._state.lost) if problem else await self._ask(client, command)
             if verdict.ok:
                 await self._after_success(client, command.source["version"])
-            elif not self._state.unfit() and not await self._pool.move(client, before):
-                # The old weights are whole on every rank: what was confirmed for them still holds.
-                self._state.epoch = before
+                verdict = replace(verdict, ok=not self._state.stale, error=self._state.stale)
+            elif not self._state.unfit() and self._state.order == command.order:
+                # The old weights are whole on every rank: what was confirmed for them still holds, unless it is
+                # withdrawn meanwhile.
+                if not await self._pool.move(client, before) and self._state.order == command.order:
+                    self._state.epoch = before
         finally:
             self._state.weights_command = ""
         self._note(verdict, ok=verdict.ok)
@@ -158,6 +164,7 @@ class WeightRoutes:
 
     async def _after_success(self, client: Any, version: str | None) -> None:
         """What was computed under the old weights and is kept by content goes; then the version moves."""
+        self._state.stale = ""
         try:
             await client.reset_mm_cache()
             if hasattr(client, "reset_encoder_cache"):
@@ -165,7 +172,7 @@ class WeightRoutes:
             if version is not None and hasattr(client, "update_weight_version"):
                 await client.update_weight_version(version)
         except Exception as error:
-            self._state.torn = f"caches of the old weights could not be emptied: {error}"
+            self._state.stale = f"caches of the old weights could not be emptied: {type(error).__name__}: {error}"
 
     async def _ask(self, client: Any, command: WeightCommand) -> EngineVerdict:
         limit_s = command.limit_s + 2 * command.timeout_s + RANK_MARGIN_S

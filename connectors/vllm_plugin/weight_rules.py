@@ -31,11 +31,13 @@ from connectors.vllm_plugin.weights.verdict import CommandName, EngineVerdict, W
 
 LONGEST_WEIGHT_COMMAND = 64 * 1024
 """Bytes of a body. A source names its tensors elsewhere."""
+LONGEST_S = 86_400.0
+"""A day. Infinity is a number for JSON's reader, and none for what waits."""
 _OPTIONAL: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mode": (lambda value: value in get_args(LoadMode), f"is none of {', '.join(get_args(LoadMode))}"),
     "check_finite": (lambda value: isinstance(value, bool), "is not true or false"),
-    "timeout_s": (lambda value: _is_number(value) and value > 0, "is not a number above 0"),
-    "limit_s": (lambda value: _is_number(value) and value > 0, "is not a number above 0"),
+    "timeout_s": (lambda value: _is_time(value), f"is not a number above 0 and at most {LONGEST_S:g}"),
+    "limit_s": (lambda value: _is_time(value), f"is not a number above 0 and at most {LONGEST_S:g}"),
 }
 _POSTS: tuple[CommandName, ...] = ("prefetch", "load", "reset", "serve")
 
@@ -80,8 +82,8 @@ def read_request(name: CommandName, body: bytes, call: str) -> WeightRequest:
     return WeightRequest(data["instance"], command)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= LONGEST_S
 
 
 def load_refusal(state: FenceState) -> Answer | None:

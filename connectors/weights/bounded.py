@@ -22,14 +22,20 @@ class BoundedCalls:
     def __init__(self) -> None:
         self._last: Future[Any] | None = None
 
-    @property
-    def is_idle(self) -> bool:
-        """No call is under way, given up or not."""
-        return self._last is None or self._last.done()
+    def is_idle(self, wait_s: float = 0.0) -> bool:
+        """Whether no call is under way, given up or not, within this time."""
+        return self._last is None or _ended(self._last, wait_s)
+
+    def when_idle(self, call: Callable[[], None]) -> None:
+        """Now, or on its thread as soon as a call that was given up has come back."""
+        if self._last is None:
+            call()
+        else:
+            self._last.add_done_callback(lambda _: call())
 
     def run(self, call: Callable[[], T], *, what: str, timeout_s: float) -> T:
         """What `call` returns or raises. FetchError when it takes longer than `timeout_s`."""
-        if self._last is not None and not _ended(self._last, timeout_s):
+        if not self.is_idle(timeout_s):
             raise FetchError(f"{what}: an earlier read has not come back yet")
         future: Future[T] = Future()
         self._last = future

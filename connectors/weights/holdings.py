@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
-from connectors.weights.tensors import Piece, TensorMeta
+from connectors.weights.tensors import ITEM_BYTES, Piece, TensorMeta
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,8 @@ def holdings(source: nn.Module | Mapping[str, torch.Tensor]) -> tuple[dict[str, 
     metas: dict[str, TensorMeta] = {}
     held: list[Holding] = []
     for name, tensor in _tied_once(named):
+        if dtype_name(tensor.dtype) not in ITEM_BYTES:
+            raise ValueError(f"{name} has dtype {tensor.dtype}, which no checkpoint has: leave it out, or cast it")
         metas[name] = TensorMeta(dtype_name(tensor.dtype), tuple(tensor.shape))
         held.extend(holding for holding in _shards(name, tensor) if holding.piece.count)
     return metas, held
@@ -72,6 +74,10 @@ def _shards(name: str, tensor: torch.Tensor) -> Iterator[Holding]:
     if not isinstance(tensor, DTensor):
         yield Holding(Piece(name, tuple((0, size) for size in tensor.shape)), local)
         return
+    if any(placement.is_partial() for placement in tensor.placements):
+        raise ValueError(
+            f"{name}: placements {tensor.placements} are parts of a sum, not values: redistribute it first"
+        )
     _refuse_interleaved(name, tensor)
     # What torch's distributed checkpoint asks, and only the arithmetic of placements: no communication.
     for chunk in tensor.__create_chunk_list__():

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from pathlib import Path
 from connectors.weights.bounded import BoundedCalls
 from connectors.weights.filling import Filling, Part, Read
 from connectors.weights.safetensors_files import Place, places_in
-from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.tensors import TensorMeta
 
 RANGE_COST_BYTES = 8 * 1024
@@ -42,20 +42,27 @@ class PathTransport:
         """There is nothing to connect to."""
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> PathFetch:
-        folder = Path(source["path"])
-        files = self._calls.run(lambda: _Files(folder), what=f"opening {folder}", timeout_s=timeout_s)
+        files = _Files(Path(source_field(source, "path", str)))
         try:
+            self._calls.run(files.open, what=f"opening {files.folder}", timeout_s=timeout_s)
             manifest = {name: place.meta for name, place in files.places.items()}
             plan(manifest)
             return PathFetch(self, files, manifest, timeout_s)
         except BaseException:
-            files.close()
+            self.close_files(files)
             raise
 
     def fill(self, files: _Files, parts: Sequence[Part[Place]], *, what: str, timeout_s: float) -> None:
         def read(reads: Sequence[Read[Place]]) -> None:
-            for _ in self._pool.map(files.read_chunk, _chunks(reads)):
-                pass
+            chunks = [self._pool.submit(files.read_chunk, chunk) for chunk in _chunks(reads)]
+            try:
+                for chunk in chunks:
+                    chunk.result()
+            finally:
+                # After a failure too nothing may still write when this returns.
+                for chunk in chunks:
+                    chunk.cancel()
+                wait(chunks)
 
         def fill() -> None:
             try:
@@ -65,6 +72,13 @@ class PathTransport:
                 raise FetchError(f"{files.folder}: {error}") from error
 
         self._calls.run(fill, what=what, timeout_s=timeout_s)
+
+    def close_files(self, files: _Files) -> None:
+        """A read that was given up still has them: another file under their numbers would be read for them."""
+        self._calls.when_idle(files.close)
+
+    def is_idle(self, wait_s: float) -> bool:
+        return self._calls.is_idle(wait_s)
 
     def close(self) -> None:
         self._pool.shutdown(wait=False)
@@ -88,23 +102,22 @@ class _Files:
     """The open files of a checkpoint: what is open stays readable when its name goes."""
 
     def __init__(self, folder: Path) -> None:
-        self._stack = ExitStack()
         self.folder = folder
-        self.places: Mapping[str, Place]
+        self.places: Mapping[str, Place] = {}
+        self._stack = ExitStack()
         self._descriptors: dict[str, int] = {}
+        self._stamps: Mapping[str, tuple[int, int]] = {}
+
+    def open(self) -> None:
         try:
-            self.places = places_in(folder)
+            self.places = places_in(self.folder)
             for name in {place.file for place in self.places.values()}:
-                descriptor = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC)
+                descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
                 self._stack.callback(os.close, descriptor)
                 self._descriptors[name] = descriptor
             self._stamps = self._stat()
         except OSError as error:
-            self.close()
-            raise FetchError(f"{folder}: {error}") from error
-        except BaseException:
-            self.close()
-            raise
+            raise FetchError(f"{self.folder}: {error}") from error
 
     def read_chunk(self, chunk: _Chunk) -> None:
         start, into = chunk.start, chunk.into
@@ -153,4 +166,4 @@ class PathFetch:
         return Moved(bytes=sum(part.into.nbytes for part in parts), transfer_s=time.perf_counter() - began)
 
     def close(self) -> None:
-        self._files.close()
+        self._transport.close_files(self._files)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from connectors.weights.tensors import Piece, TensorMeta
 
@@ -31,6 +31,18 @@ class FetchError(Exception):
     def __init__(self, message: str, tensors: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.tensors = tuple(tensors)
+
+
+T = TypeVar("T", str, int)
+
+
+def source_field(source: SourceInfo, name: str, kind: type[T]) -> T:
+    """What a source says of itself. Raises FetchError that names the field."""
+    value = source.get(name)
+    if not isinstance(value, kind) or isinstance(value, bool):
+        needed = f"{name} ({'text' if kind is str else 'a whole number'})"
+        raise FetchError(f"the source needs {needed} for transport {source.get('transport')}, and has {value!r}")
+    return value
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +111,11 @@ class Transport(Protocol):
         Raises FetchError."""
         ...
 
+    def is_idle(self, wait_s: float, /) -> bool:
+        """Whether, within this time, nothing that was given up can write into its targets any more. Before that no
+        other load may begin: its weights would be overwritten later."""
+        ...
+
     def close(self) -> None:
-        """Free everything. Idempotent."""
+        """Free everything, once idle. Idempotent."""
         ...

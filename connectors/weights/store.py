@@ -13,11 +13,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import TypeVar
+from typing import TypeVar, get_args
 
+from connectors.mooncake import Protocol
 from connectors.weights.bounded import BoundedCalls
 from connectors.weights.filling import Filling, Part, Read, slices
-from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.store_client import RangeRead, StoreClient, StoreError, Volume, memory_of
 from connectors.weights.store_layout import Manifest, StoredPiece
 from connectors.weights.tensors import Piece, TensorMeta, relative
@@ -48,9 +49,10 @@ class StoreTransport:
         self._connect(source, CONNECT_S)
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> StoreFetch:
+        key = source_field(source, "manifest", str)
         client = self._connect(source, timeout_s)
         manifest = self.bounded(
-            lambda: Manifest.decode(client.text(source["manifest"])),
+            lambda: Manifest.decode(client.text(key)),
             what=f"the manifest of version {source['version']}",
             timeout_s=timeout_s,
         )
@@ -59,14 +61,12 @@ class StoreTransport:
         return fetch
 
     def close(self) -> None:
-        if self._client is not None and self.is_idle:
+        if self._client is not None:
             self._client[1].close()
         self._client = None
 
-    @property
-    def is_idle(self) -> bool:
-        """No call has been given up that is still under way."""
-        return self._calls.is_idle
+    def is_idle(self, wait_s: float) -> bool:
+        return self._calls.is_idle(wait_s)
 
     def bounded(self, call: Callable[[], T], *, what: str, timeout_s: float) -> T:
         """Calls into Mooncake don't end when a storage client hangs."""
@@ -77,8 +77,8 @@ class StoreTransport:
 
     def _connect(self, source: SourceInfo, timeout_s: float) -> StoreClient:
         volume = Volume(
-            master=source["master"],
-            protocol=source["protocol"],
+            master=source_field(source, "master", str),
+            protocol=_protocol(source),
             host=self._host,
             devices=self._devices,
             lend_bytes=0,
@@ -91,6 +91,15 @@ class StoreTransport:
         if self._client is None:
             self._client = (volume, StoreClient(volume))
         return self._client[1]
+
+
+def _protocol(source: SourceInfo) -> Protocol:
+    found = source_field(source, "protocol", str)
+    for known in get_args(Protocol):
+        if found == known:
+            protocol: Protocol = known
+            return protocol
+    raise FetchError(f"the source's protocol is {found!r}; there are {', '.join(get_args(Protocol))}")
 
 
 class StoreFetch:
@@ -126,7 +135,7 @@ class StoreFetch:
 
     def close(self) -> None:
         """Leases end by themselves."""
-        if self._transport.is_idle:
+        if self._transport.is_idle(0):
             self._client.forget_all_but(self._staying)
 
     def check_there(self) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,19 +54,21 @@ class Manifest:
             name: [meta.dtype, meta.shape, [[stored.key, stored.box] for stored in self.pieces.get(name, ())]]
             for name, meta in self.metas.items()
         }
-        return json.dumps({"version": self.version, "tensors": tensors}, separators=(",", ":")).encode()
+        text = json.dumps({"version": self.version, "tensors": tensors}, separators=(",", ":")).encode()
+        # A million objects of 64 ranks are 85 MB of it, 4 MB packed; Mooncake copies 16 MB at most.
+        return zlib.compress(text, level=1)
 
     @classmethod
-    def decode(cls, text: bytes) -> Manifest:
+    def decode(cls, packed: bytes) -> Manifest:
         """ValueError for what `encode` did not make."""
         try:
-            content: dict[str, Any] = json.loads(text)
+            content: dict[str, Any] = json.loads(zlib.decompress(packed))
             metas, pieces = {}, {}
             for name, (dtype, shape, stored) in content["tensors"].items():
                 metas[name] = TensorMeta(dtype, tuple(shape))
                 pieces[name] = [StoredPiece(key, tuple((start, stop) for start, stop in box)) for key, box in stored]
             return cls(content["version"], metas, pieces)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, zlib.error) as error:
             raise ValueError(f"not a manifest: {error!r}") from error
 
 

@@ -6,8 +6,9 @@ pieces a rank needs, a trainer's layout which pieces each of its ranks holds; th
 
 from __future__ import annotations
 
+import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 Box = tuple[tuple[int, int], ...]
@@ -35,6 +36,12 @@ class TensorMeta:
     @property
     def whole(self) -> Box:
         return tuple((0, size) for size in self.shape)
+
+
+def digest_of(manifest: Mapping[str, TensorMeta]) -> str:
+    """Tells manifests apart between processes, whatever the order of their tensors."""
+    entries = sorted((name, meta.dtype, meta.shape) for name, meta in manifest.items())
+    return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

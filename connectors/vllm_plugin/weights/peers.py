@@ -38,7 +38,7 @@ class PeerService:
         self._server: NixlServer | None = None
         self._publication: NixlPublication | None = None
         self.serves_copy = False
-        """Whether it is the copy in host memory that is served."""
+        """Whether some rank serves its copy in host memory."""
 
     @property
     def source(self) -> dict[str, Any] | None:
@@ -49,33 +49,33 @@ class PeerService:
         self, version: str, manifest: dict[str, TensorMeta], model: nn.Module, plan: LoadPlan, copy: HostCopy | None
     ) -> None:
         """All ranks of the engine together. Raises FetchError where this model's weights cannot be served."""
-        self.stop()
-        failure, held = "", list[Holding]()
+        failure, held, metas = "", list[Holding](), dict[str, TensorMeta]()
         try:
+            self.stop()
             held = _of_copy(copy) if copy is not None else _of_model(model, plan)
+            metas = {
+                each.piece.tensor: TensorMeta(dtype_name(each.tensor.dtype), manifest[each.piece.tensor].shape)
+                for each in held
+            }
             if self._server is None:
                 from connectors.weights.nixl.server import NixlServer
 
                 self._server = NixlServer(host=self._host)
-        except (FetchError, ImportError) as error:
-            failure = str(error)
-        metas = {
-            each.piece.tensor: TensorMeta(dtype_name(each.tensor.dtype), manifest[each.piece.tensor].shape)
-            for each in held
-        }
-        everybody = self._ranks.gather((failure, metas), WAIT_S)
-        failures = [text for text, _ in everybody if text]
+        except Exception as error:  # The other ranks wait for this one: it tells them.
+            failure = f"{type(error).__name__}: {error}"
+        everybody = self._ranks.gather((failure, metas, copy is not None), WAIT_S)
+        failures = [f"rank {rank}: {text}" for rank, (text, _, _) in enumerate(everybody) if text]
         if failures:
-            raise FetchError(failures[0])
+            raise FetchError("; ".join(failures))
         assert self._server is not None
-        of_all = {name: meta for _, part in everybody for name, meta in part.items()}
+        of_all = {name: meta for _, part, _ in everybody for name, meta in part.items()}
         from connectors.weights.nixl.server import ServeError
 
         try:
             self._publication = self._server.serve(version, of_all, held, rank=self._ranks.rank, gather=self._gather)
         except ServeError as error:
             raise FetchError(str(error)) from error
-        self.serves_copy = copy is not None
+        self.serves_copy = any(is_copy for _, _, is_copy in everybody)
 
     def stop(self) -> None:
         """Peers that still read are cut off; all ranks of the engine together."""

@@ -92,12 +92,15 @@ def plan_load(
         raise _error(
             "the model's loader computes these from several values, which no plan can replay", recording.computed
         )
-    touched = [each.parameter for each in recording.copies] + [each.parameter for each in recording.constants]
+    # A rank whose part of the vocabulary is all padding copies nothing of it.
+    copies = [each for each in recording.copies if each.into.count]
+    constants = [each for each in recording.constants if each.into.count]
+    touched = [each.parameter for each in copies] + [each.parameter for each in constants]
     unknown = set(touched) - parameters.keys()
     if unknown:
         raise _error("parameters that cannot be loaded in place", unknown)
-    fills = [_fill(copied, manifest[copied.tensor], parameters[copied.parameter]) for copied in recording.copies]
-    paddings = [Padding(each.parameter, each.into, each.value) for each in recording.constants]
+    fills = [_fill(copied, manifest[copied.tensor], parameters[copied.parameter]) for copied in copies]
+    paddings = [Padding(each.parameter, each.into, each.value) for each in constants]
     _check_covered(fills, paddings, parameters)
     groups = _grouped(fills, paddings, parameters)
     return LoadPlan(groups, tuple(group.pieces for group in groups))
@@ -121,8 +124,6 @@ def _check_covered(
     twice: set[str] = set()
     parts: list[Fill | Padding] = [*fills, *paddings]
     for each in parts:
-        if each.into.count == 0:
-            continue
         facts = parameters[each.parameter]
         box = box_of(each.into, facts.shape, facts.stride)
         if box is None:
@@ -154,16 +155,16 @@ def _grouped(
     for name in (AFTER, BUFFERS):
         members[name] = members.pop(name)
     for fill in fills:
-        group = members[names[fill.parameter]]
-        group[0].append(fill)
-        if parameters[fill.parameter].is_processed:
-            group[2][parameters[fill.parameter].module] = None
+        members[names[fill.parameter]][0].append(fill)
     for padding in paddings:
         members[names[padding.parameter]][1].append(padding)
+    for name in [each.parameter for each in fills] + [each.parameter for each in paddings]:
+        if parameters[name].is_processed:
+            members[names[name]][2][parameters[name].module] = None
     return tuple(
         Group(name, tuple(found), tuple(padded), tuple(processed))
         for name, (found, padded, processed) in members.items()
-        if found
+        if found or padded
     )
 
 

@@ -15,7 +15,7 @@ from connectors.vllm_plugin.weights.plan import LoadPlan, plan_load, unread
 from connectors.vllm_plugin.weights.recorder import record
 from connectors.vllm_plugin.weights.rooms import Rooms
 from connectors.weights.source import FetchError
-from connectors.weights.tensors import Piece, TensorMeta
+from connectors.weights.tensors import Piece, TensorMeta, digest_of
 
 
 class Planner:
@@ -26,7 +26,10 @@ class Planner:
         self._manifest: dict[str, TensorMeta] | None = None
         self._plan: LoadPlan | None = None
         self._rooms: Rooms | None = None
-        self._is_checked = False
+        self.is_checked = False
+        """Whether `check` has passed for the plan."""
+        self.digest = ""
+        """Of the manifest: the same on all ranks that have seen the same one."""
         self.seconds = 0.0
         """What the last `groups` took."""
 
@@ -54,7 +57,7 @@ class Planner:
         if self._plan is None or manifest != self._manifest:
             # The plan before stays where there is no new one: the next version may be like the last good one.
             self._plan, self._manifest, self._rooms = self._record(manifest), dict(manifest), None
-            self._is_checked = False
+            self.is_checked, self.digest = False, digest_of(manifest)
         self.seconds = time.perf_counter() - started
         return self._plan.pieces
 
@@ -70,9 +73,10 @@ class Planner:
             raise FetchError(f"parameters that are not as the model's loader left them: {', '.join(moved)}", moved)
         return plan
 
-    def unchecked(self) -> tuple[Piece, ...]:
-        """All pieces of a plan that `check` has not passed yet."""
-        return () if self._is_checked else tuple(piece for group in self.plan.pieces for piece in group)
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """All that the plan takes."""
+        return tuple(piece for group in self.plan.pieces for piece in group)
 
     def check(self, pieces_of_all_ranks: Sequence[Piece]) -> None:
         """Raises FetchError where the ranks together leave a part of a tensor: the model has another shape for it."""
@@ -81,4 +85,4 @@ class Planner:
             raise FetchError(
                 f"of these tensors the model takes only a part, so it has other shapes: {', '.join(names)}", names
             )
-        self._is_checked = True
+        self.is_checked = True

@@ -18,7 +18,7 @@ GIVE_UP_S = 15.0
 
 
 class StillReading(FetchError):
-    """A prefetch that was given up has not left its transport yet."""
+    """A prefetch or a read that was given up may still write."""
 
 
 class Prefetching:

@@ -8,9 +8,11 @@ all ranks, until a load succeeds.
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -31,7 +33,6 @@ from connectors.vllm_plugin.weights.settings import LoadMode, WeightSettings, re
 from connectors.vllm_plugin.weights.transports import make_transport
 from connectors.vllm_plugin.weights.verdict import LoadResult, RankReport, WeightCommand
 from connectors.weights.source import Fetch, FetchError, SourceInfo, Transport
-from connectors.weights.tensors import Piece
 
 AGREE_MARGIN_S = 15.0
 """On top of what a rank that keeps its limits can be late."""
@@ -49,8 +50,10 @@ class _Opened:
 
     error: str
     names: tuple[str, ...]
-    pieces: tuple[Piece, ...]
-    """Of a plan that is new: what the ranks take together must be whole tensors."""
+    manifest: str
+    """Names the tensors that its plan is for; empty where there is an error."""
+    is_checked: bool
+    """Whether what the ranks take together by that plan is known to be whole tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,7 @@ class RankWeights:
         self._settings = settings
         self._planner = Planner(model)
         self._peers = PeerService(ranks, settings.host)
+        self._name = uuid.uuid4().hex
         self._transports: dict[Any, Transport] = {}
         self._prefetching = Prefetching(self._planner, settings)
         self._report = RankReport(call="", rank=ranks.rank, ranks=ranks.size, ok=True)
@@ -95,6 +99,9 @@ class RankWeights:
         except Exception as unexpected:
             _log.exception("a weight command failed in a way that was not foreseen")
             error = f"{type(unexpected).__name__}: {unexpected}"
+        if not ok:
+            # Exceptions keep the frames that they came through, often in cycles, and those a copy of the weights.
+            gc.collect()
         return self._reported(call, ok, error).to_wire()
 
     def close(self) -> None:
@@ -152,7 +159,7 @@ class RankWeights:
             names = list(error.tensors) if isinstance(error, FetchError) else []
             self._report.last_load = LoadResult(ok=False, version=version, error=str(error), names=names)
             # What a failed load leaves in a transport is not worth trusting; the next load makes it anew. Unless a
-            # thread is still in it, which the next load will find.
+            # thread is still in it, for which the next load waits.
             with suppress(StillReading):
                 self._prefetching.give_up()
                 self._drop_transports()
@@ -200,8 +207,10 @@ class RankWeights:
     def _open(self, command: WeightCommand, deadline: float) -> Fetch:
         mode: LoadMode | str = command.mode or self._settings.mode
         self._check_mode(mode)
-        if mode == "gpu_fetch":
+        if mode == "gpu_fetch" or not self._prefetching.has(command):
             self._prefetching.give_up()
+            self._await_reads(command.timeout_s)
+        if mode == "gpu_fetch":
             return self._transport(command.source).open(
                 command.source, self._planner.groups, timeout_s=command.timeout_s
             )
@@ -217,15 +226,19 @@ class RankWeights:
         return self._prefetching.fetch(_left(deadline) + command.timeout_s)
 
     def _agree_to_write(self, command: WeightCommand, deadline: float, failure: Exception | None) -> None:
-        new = self._planner.unchecked() if failure is None else ()
-        mine = _Opened(_text(failure), _names(failure), new)
+        manifest = self._planner.digest if failure is None else ""
+        mine = _Opened(_text(failure), _names(failure), manifest, self._planner.is_checked)
         all_opened = self._ranks.gather(mine, _patience(command, deadline))
         failed = [(rank, opened) for rank, opened in enumerate(all_opened) if opened.error]
         if failed:
             text = "; ".join(f"rank {rank}: {opened.error}" for rank, opened in failed)
             raise FetchError(text, [name for _, opened in failed for name in opened.names])
-        if new:
-            self._planner.check([piece for opened in all_opened for piece in opened.pieces])
+        # What follows is refused by all ranks or by none: one alone would leave the others in the middle of a load.
+        if len({opened.manifest for opened in all_opened}) > 1:
+            raise FetchError(f"the ranks found different tensors under version {_version(command)}")
+        if not all(opened.is_checked for opened in all_opened):
+            of_all = self._ranks.gather(self._planner.pieces, _patience(command, deadline))
+            self._planner.check([piece for of_rank in of_all for piece in of_rank])
 
     def _fill(self, load: Load, command: WeightCommand, deadline: float) -> None:
         def go_on() -> None:
@@ -259,12 +272,14 @@ class RankWeights:
     def _start_prefetch(self, command: WeightCommand) -> None:
         _version(command)
         self._check_mode("cpu_prefetch")
+        # Before anything that may fail on one rank alone: ranks stop together.
+        if self._peers.serves_copy:
+            self._peers.stop()
         self._prefetching.give_up()
+        self._await_reads(0)
         if self._prefetching.is_misfit:
             self._drop_transports()
             self._prefetching.drop_copy()
-        if self._peers.serves_copy:
-            self._peers.stop()
         self._prefetching.start(command, self._transport(command.source))
 
     def _serve(self) -> None:
@@ -284,13 +299,23 @@ class RankWeights:
         name = source.get("transport")
         if name not in self._transports:
             self._transports[name] = make_transport(
-                name, settings=self._settings, rank=self._ranks.rank, ranks=self._ranks.size
+                name,
+                settings=self._settings,
+                rank=self._ranks.rank,
+                ranks=self._ranks.size,
+                name_of_rank=self._name,
             )
         return self._transports[name]
 
+    def _await_reads(self, wait_s: float) -> None:
+        """Raises StillReading where a read that was given up could write over what comes next."""
+        busy = [str(name) for name, transport in self._transports.items() if not transport.is_idle(wait_s)]
+        if busy:
+            raise StillReading(f"a read by {busy[0]} that was given up has not come back: try again later, or restart")
+
     def _drop_transports(self) -> None:
-        while self._transports:
-            self._transports.popitem()[1].close()
+        for name in [name for name, transport in self._transports.items() if transport.is_idle(0)]:
+            self._transports.pop(name).close()
 
     def _check_mode(self, mode: LoadMode | str) -> None:
         if mode not in ("gpu_fetch", "cpu_prefetch"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import UnionType
 from typing import Any, Literal, get_args
 
 SETTINGS_VARIABLE = "HEADRACE_WEIGHTS"
@@ -41,14 +42,22 @@ class WeightSettings:
     beside a GPU; a twentieth on a CPU, where the engine needs the memory's bandwidth for every token."""
 
     def __post_init__(self) -> None:
-        if self.prefetch_share is not None and not 0 < self.prefetch_share <= 1:
-            raise ValueError(
-                f"{SETTINGS_VARIABLE}: prefetch_share must be above 0 and at most 1, not {self.prefetch_share}"
-            )
-        if self.mode not in get_args(LoadMode):
-            raise ValueError(
-                f"{SETTINGS_VARIABLE}: mode must be one of {', '.join(get_args(LoadMode))}, not {self.mode!r}"
-            )
+        share = self.prefetch_share
+        for name, fits, needed in (
+            ("mode", self.mode in get_args(LoadMode), f"one of {', '.join(get_args(LoadMode))}"),
+            ("keep_copy", isinstance(self.keep_copy, bool), "true or false"),
+            ("host", isinstance(self.host, str) and self.host, "an address"),
+            ("sources", _all(self.sources, Mapping), "a list of objects"),
+            ("fetch_cores", _all(self.fetch_cores, int), "a list of numbers of cores"),
+            ("prefetch_share", share is None or (_all((share,), int | float) and 0 < share <= 1), "in (0, 1]"),
+        ):
+            if not fits:
+                raise ValueError(f"{SETTINGS_VARIABLE}: {name} must be {needed}, not {getattr(self, name)!r}")
+
+
+def _all(values: object, kind: type | UnionType) -> bool:
+    """JSON's true and false are no numbers."""
+    return isinstance(values, tuple) and all(isinstance(each, kind) and not isinstance(each, bool) for each in values)
 
 
 def read_settings(environment: Mapping[str, str]) -> WeightSettings:

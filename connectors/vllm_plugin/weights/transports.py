@@ -8,12 +8,13 @@ from connectors.vllm_plugin.weights.settings import WeightSettings
 from connectors.weights.source import FetchError, Transport
 
 
-def make_transport(name: object, *, settings: WeightSettings, rank: int, ranks: int) -> Transport:
-    """Raises FetchError where there is none of this name, or its library is not installed."""
+def make_transport(name: object, *, settings: WeightSettings, rank: int, ranks: int, name_of_rank: str) -> Transport:
+    """`name_of_rank`: one of its own for this life of this rank. Raises FetchError where there is no such transport, or
+    its library is not installed."""
     makers: dict[object, Callable[[], Transport]] = {
         "path": _path,
         "store": lambda: _store(settings.host),
-        "nixl": lambda: _nixl(rank, ranks),
+        "nixl": lambda: _nixl(rank, ranks, name_of_rank),
     }
     make = makers.get(name)
     if make is None:
@@ -39,7 +40,7 @@ def _store(host: str) -> Transport:
     return StoreTransport(host=host)
 
 
-def _nixl(rank: int, ranks: int) -> Transport:
+def _nixl(rank: int, ranks: int, name_of_rank: str) -> Transport:
     from connectors.weights.nixl.transport import NixlTransport
 
-    return NixlTransport(rank=rank, world_size=ranks)
+    return NixlTransport(name=name_of_rank, rank=rank, world_size=ranks)

@@ -72,17 +72,24 @@ class Registered:
                 self._kept.add(region)
 
     def use(self, tensors: Iterable[torch.Tensor]) -> list[MemoryRegion]:
-        """Register what is not yet. What it answers is for `unuse`."""
-        used = []
-        for tensor in tensors:
-            region = _region(tensor)
-            if region not in self._entries:
-                memory, device = memory_of(tensor)
-                handle = self._agent.register_memory([(*region[:2], device, "")], memory)
-                self._entries[region] = _Entry(tensor.untyped_storage(), handle)
-            self._entries[region].uses += 1
-            used.append(region)
+        """Register what is not yet, all or none. What it answers is for `unuse`."""
+        used: list[MemoryRegion] = []
+        try:
+            for tensor in tensors:
+                used.append(self._use(tensor))
+        except BaseException:
+            self.unuse(used)
+            raise
         return used
+
+    def _use(self, tensor: torch.Tensor) -> MemoryRegion:
+        region = _region(tensor)
+        if region not in self._entries:
+            memory, device = memory_of(tensor)
+            handle = self._agent.register_memory([(*region[:2], device, "")], memory)
+            self._entries[region] = _Entry(tensor.untyped_storage(), handle)
+        self._entries[region].uses += 1
+        return region
 
     def unuse(self, regions: Iterable[MemoryRegion]) -> None:
         """Drop what nobody uses any more."""

@@ -61,8 +61,10 @@ class Channel:
         """Raises if the producer has hung up. Between questions it never speaks, so anything to read is the end."""
         if self._one_question.locked():
             return
-        readable, _, _ = select.select([self._socket], [], [], 0)
-        if readable:
+        # Not `select`, which knows no descriptors above 1023.
+        ends = select.poll()
+        ends.register(self._socket, select.POLLIN)
+        if ends.poll(0):
             raise FetchError(f"producer {self._address} is gone")
 
     def close(self) -> None:

@@ -24,9 +24,9 @@ from connectors.weights.nixl.agent import MemoryRegion, Registered, make_agent, 
 from connectors.weights.nixl.client import Channel
 from connectors.weights.nixl.desk import Desk
 from connectors.weights.nixl.leases import Readers
-from connectors.weights.nixl.messages import QUESTIONS, Attend, AwaitClosed, Layout, Producer, receive, send
+from connectors.weights.nixl.messages import QUESTIONS, Attend, AwaitClosed, Layout, Producer, Refused, receive, send
 from connectors.weights.nixl.reads import Region
-from connectors.weights.source import SourceInfo
+from connectors.weights.source import FetchError, SourceInfo
 from connectors.weights.tensors import TensorMeta
 
 LEASE_S = 15.0
@@ -34,7 +34,10 @@ LEASE_S = 15.0
 DRIVE_EVERY_S = 0.0005
 """While attended. What needs the producer's processor (TCP, new connections) moves on only then."""
 PEER_TIMEOUT_S = 30.0
-"""For a leader that answers late, because its trainer is behind."""
+"""For a leader that does not answer: it is gone, or its process stands still."""
+LEADER_LATE_S = 1800.0
+"""How much later than the others a leader may begin to wait, as torch.distributed has it: it tells engines first."""
+EVERY_ADDRESS = ("", "0.0.0.0", "::")
 
 Gather = Callable[[Any], Sequence[Any]]
 """Collective over the producers of a version: everybody's object, in the order of their ranks."""
@@ -64,8 +67,9 @@ class NixlPublication:
         """Return when this producer may overwrite its shards. Call it on every rank.
 
         That is when `readers` have read everything or lost their lease, or `Release` was heard, and nobody is in the
-        middle; after `timeout_s` at the latest, when whoever still reads is cut off. The leader (rank 0) decides. The
-        others ask it: a FetchError if it can't be asked, and then nothing may be overwritten.
+        middle; after `timeout_s` at the latest, when whoever still reads is cut off. The leader (rank 0) decides, and
+        its time counts from its own call. The others ask it: a FetchError if it can't be asked, and then nothing may
+        be overwritten.
         """
         self.readers = self._server.wait_done(self.source, readers=readers, timeout_s=timeout_s)
 
@@ -75,15 +79,21 @@ class NixlServer:
 
     def __init__(self, *, host: str, port: int = 0, lease_s: float = LEASE_S) -> None:
         """`host`: where readers reach this rank, and the one address that is listened on."""
+        if host in EVERY_ADDRESS:
+            raise ValueError(f"host {host!r} is every address of this machine: give the one by which readers reach it")
         self._agent = make_agent()
         self._registered = Registered(self._agent)
         self._shards: list[MemoryRegion] = []
         self._desk = Desk(lease_s)
         self._attendance = _Attendance(self._agent)
-        self._listener = _Listener(host, port, self._desk, self._attendance)
+        try:
+            self._listener = _Listener(host, port, self._desk, self._attendance)
+        except BaseException:
+            self._attendance.stop()
+            raise
         self._leads = False
         self._digests: tuple[str, ...] = ()
-        self._offers: tuple[Offer, ...] = ()
+        self._layout: Layout | None = None
 
     def serve(
         self, version: str, tensors: Mapping[str, TensorMeta], held: Sequence[Holding], *, rank: int, gather: Gather
@@ -101,13 +111,13 @@ class NixlServer:
         failures = gather(failure)
         if own is None or any(failures):
             raise ServeError("; ".join(f"rank {number}: {text}" for number, text in enumerate(failures) if text))
-        self._exchange(own, gather)
+        layout = self._exchange(own, gather)
         self._leads = rank == 0
         if self._leads:
-            self._desk.open(version, self._layout())
+            self._desk.open(version, layout)
         # Nobody hands out the source before it is open.
         gather(None)
-        leader = self._offers[0].producer
+        leader = layout.producers[0]
         source = {"transport": "nixl", "version": version, "host": leader.host, "port": leader.port}
         return NixlPublication(source, self)
 
@@ -116,8 +126,12 @@ class NixlServer:
             return self._desk.finish(source["version"], readers=readers, timeout_s=timeout_s)
         leader = Channel(source["host"], source["port"], PEER_TIMEOUT_S)
         try:
-            # The leader may have begun to wait a little later.
-            leader.demand(AwaitClosed(source["version"], timeout_s + PEER_TIMEOUT_S))
+            until = time.monotonic() + timeout_s + LEADER_LATE_S
+            while isinstance(leader.ask(AwaitClosed(source["version"], PEER_TIMEOUT_S)), Refused):
+                if time.monotonic() > until:
+                    raise FetchError(
+                        f"rank 0 has not ended version {source['version']}: it waits too late or not at all"
+                    )
         finally:
             leader.close()
         return None
@@ -145,17 +159,22 @@ class NixlServer:
         )
         return Offer(producer, dict(tensors))
 
-    def _exchange(self, own: Offer, gather: Gather) -> None:
+    def _exchange(self, own: Offer, gather: Gather) -> Layout:
         """All offers to all, but only when one of them has changed: they may be long."""
         digests = tuple(gather(hashlib.sha256(msgspec.msgpack.encode(own)).hexdigest()))
-        if digests != self._digests:
-            self._offers = tuple(gather(own))
+        if self._layout is None or digests != self._digests:
+            self._layout = _layout(hashlib.sha256("".join(digests).encode()).hexdigest(), gather(own))
             self._digests = digests
+        return self._layout
 
-    def _layout(self) -> Layout:
-        tensors = {name: meta for offer in self._offers for name, meta in offer.tensors.items()}
-        name = hashlib.sha256("".join(self._digests).encode()).hexdigest()
-        return Layout(name, tensors, tuple(offer.producer for offer in self._offers))
+
+def _layout(name: str, offers: Sequence[Offer]) -> Layout:
+    tensors: dict[str, TensorMeta] = {}
+    for rank, offer in enumerate(offers):
+        for tensor, meta in offer.tensors.items():
+            if tensors.setdefault(tensor, meta) != meta:
+                raise ServeError(f"{tensor} is {meta} on rank {rank}, and {tensors[tensor]} on one before it")
+    return Layout(name, tensors, tuple(offer.producer for offer in offers))
 
 
 def _region(holding: Holding) -> Region:

@@ -163,8 +163,11 @@ class Session:
     def _forget_prepared(self) -> None:
         if self._prepared is not None:
             prepared, self._prepared = self._prepared, None
-            for transfers in prepared.transfers:
-                transfers.free()
+            # Whoever still has it holds no handles, and with them the agent.
+            transfers, prepared.transfers = prepared.transfers, []
+            prepared.posted.clear()
+            for of_group in transfers:
+                of_group.free()
             for number in prepared.producers:
                 self._agent.remove_remote_agent(prepared.layout.producers[number].agent)
 

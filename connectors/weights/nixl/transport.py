@@ -7,7 +7,6 @@ protocol stands in `messages.py`.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
@@ -15,20 +14,22 @@ from connectors.weights.nixl.client import Channel, HeldLease
 from connectors.weights.nixl.messages import Attend, Layout, Open, Opened, Release
 from connectors.weights.nixl.reads import Reader
 from connectors.weights.nixl.session import Prepared, Session
-from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.tensors import TensorMeta
 
 
 class NixlTransport:
     """One rank's, for as long as its engine lives."""
 
-    def __init__(self, *, rank: int, world_size: int) -> None:
-        """Which rank of its engine this is. Where several engines load together, `first_reader` and `readers` of the
+    def __init__(self, *, name: str, rank: int, world_size: int) -> None:
+        """`name`: of this rank in this life of its engine; producers know it again when it comes back after a failure.
+
+        `rank` and `world_size`: of its engine. Where several engines load together, `first_reader` and `readers` of the
         source say which of all generator ranks the engine's rank 0 is and how many they are: so that load spreads over
         producers that hold the same."""
         self._rank = rank
         self._world_size = world_size
-        self._name = uuid.uuid4().hex
+        self._name = name
         self._layout: Layout | None = None
         self._session: Session | None = None
 
@@ -37,19 +38,17 @@ class NixlTransport:
             pass
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> NixlFetch:
+        reader = self._reader(source)
         # Before there is a lease: to start NIXL may take longer than one lasts.
         self.get_ready(source)
         with ExitStack() as undo:
-            leader = undo.enter_context(closing(Channel(source["host"], source["port"], timeout_s)))
+            leader = undo.enter_context(closing(_channel(source, timeout_s)))
             opened = self._let_in(leader, source)
             lease = HeldLease(leader, opened.lease, opened.lease_s)
             undo.callback(lease.let_go)
             layout = self._layout = opened.layout or self._layout
             assert layout is not None, "a leader leaves out only what its reader has named"
             groups = plan(layout.tensors)
-            first = source.get("first_reader", 0)
-            count = source.get("readers", self._world_size)
-            reader = Reader(self._rank, self._world_size, first, count)
             with self.session() as session:
                 kept = session.prepared(layout, groups, reader)
                 prepared = kept or session.prepare(layout, groups, reader)
@@ -60,6 +59,10 @@ class NixlTransport:
                 channel.demand(Attend())
                 attended.append(channel)
             return NixlFetch(self, prepared, lease, attended, undo.pop_all(), planned=kept is None, timeout_s=timeout_s)
+
+    def is_idle(self, _wait_s: float) -> bool:
+        """What is given up ends with its session."""
+        return True
 
     def close(self) -> None:
         self.discard_session()
@@ -84,9 +87,20 @@ class NixlTransport:
             self._session.close()
             self._session = None
 
+    def _reader(self, source: SourceInfo) -> Reader:
+        if not {"first_reader", "readers"} & source.keys():
+            return Reader(self._rank, self._world_size, 0, self._world_size)
+        first, count = source_field(source, "first_reader", int), source_field(source, "readers", int)
+        if not 0 <= first <= count - self._world_size:
+            raise FetchError(
+                f"the source's first_reader is {first} and its readers are {count}: no place for the"
+                f" {self._world_size} ranks of this engine"
+            )
+        return Reader(self._rank, self._world_size, first, count)
+
     def _let_in(self, leader: Channel, source: SourceInfo) -> Opened:
         known = "" if self._layout is None else self._layout.name
-        answer = leader.demand(Open(self._name, source["version"], known))
+        answer = leader.demand(Open(self._name, source_field(source, "version", str), known))
         assert isinstance(answer, Opened), answer
         return answer
 
@@ -123,7 +137,8 @@ class NixlFetch:
 
     def start(self, group: int, targets: Sequence[Target]) -> None:
         try:
-            if group not in self._posted:
+            # After a failure there is nothing left to post with.
+            if self._failure is None and group not in self._posted:
                 self._post(group, targets)
         except FetchError as error:
             self._failure = error
@@ -178,5 +193,9 @@ class NixlFetch:
 
 def release(source: SourceInfo, *, timeout_s: float) -> None:
     """Tell the producers of a version that no more readers will come."""
-    with closing(Channel(source["host"], source["port"], timeout_s)) as leader:
-        leader.demand(Release(source["version"]))
+    with closing(_channel(source, timeout_s)) as leader:
+        leader.demand(Release(source_field(source, "version", str)))
+
+
+def _channel(source: SourceInfo, timeout_s: float) -> Channel:
+    return Channel(source_field(source, "host", str), source_field(source, "port", int), timeout_s)

@@ -106,7 +106,13 @@ class Reader:
         """One load by our transport, without an engine."""
         name = source["transport"]
         if name not in self._transports:
-            self._transports[name] = make_transport(name, settings=WeightSettings(), rank=self._rank, ranks=self._ranks)
+            self._transports[name] = make_transport(
+                name,
+                settings=WeightSettings(),
+                rank=self._rank,
+                ranks=self._ranks,
+                name_of_rank=f"plain-{self._rank}",
+            )
         began = time.perf_counter()
         fetch = self._transports[name].open(source, lambda manifest: self._groups, timeout_s=TIMEOUT_S)
         opened = time.perf_counter()

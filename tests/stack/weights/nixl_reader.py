@@ -41,7 +41,7 @@ class Rank:
     def __init__(self, rank: int, ranks: int, kind: str) -> None:
         self.rank, self.ranks = rank, ranks
         self.kind = kind
-        self.transport = NixlTransport(rank=rank, world_size=ranks)
+        self.transport = NixlTransport(name=f"reader-{rank}", rank=rank, world_size=ranks)
         self.groups: list[list[Piece]] | None = None
         self.targets: list[list[Target]] = []
 

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from connectors.publisher.nixl import NixlPublisher
 from connectors.publisher.store import StorePublisher
 from tests.fakes.tiny_model import Architecture
-from tests.stack.weights.checkpoints import Tensors, checkpoints, path_source, tensors_of
+from tests.stack.weights.checkpoints import Tensors, changed, checkpoints, path_source, tensors_of
 from tests.stack.weights.engine_process import EngineProcess, engine
 from tests.stack.weights.reference import reference
 from tests.stack.weights.volume import running_volume
@@ -69,6 +70,32 @@ def test_loads(publishers: dict[str, Publish], tmp_path: Path, architecture: Arc
                     answer = started.update(source, mode=mode, check_finite=True, timeout_s=TIMEOUT_S)
                     assert (answer.version, started.weight_version()) == (version, version)
                     assert_computes(started, expected[number])
+
+
+def fuse_experts(tensors: Tensors) -> None:
+    """As transformers' modules, and so trainers, have the experts that checkpoints have one by one."""
+    down = [name for name in tensors if name.endswith("experts.0.down_proj.weight")]
+    for prefix in (name.removesuffix("0.down_proj.weight") for name in down):
+        count = sum(name.startswith(prefix) and name.endswith("down_proj.weight") for name in tensors)
+        parts = {
+            part: torch.stack([tensors.pop(f"{prefix}{expert}.{part}.weight") for expert in range(count)])
+            for part in ("gate_proj", "up_proj", "down_proj")
+        }
+        tensors[f"{prefix}gate_up_proj"] = torch.cat([parts["gate_proj"], parts["up_proj"]], dim=1)
+        tensors[f"{prefix}down_proj"] = parts["down_proj"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_experts_as_a_trainer_has_them(tmp_path: Path, ranks: int) -> None:
+    models = checkpoints("qwen3_moe", 2)
+    with engine(models[0], tmp_path / "engine", PORT, ranks=ranks) as started:
+        started.update(path_source(models[1], "one by one"), timeout_s=TIMEOUT_S)
+        expected = started.logprobs()
+        for mode in ("gpu_fetch", "cpu_prefetch"):
+            started.update(path_source(models[0], f"before {mode}"), timeout_s=TIMEOUT_S)
+            fused = changed(models[1], tmp_path / f"fused-{mode}", fuse_experts)
+            started.update(fused, mode=mode, check_finite=True, timeout_s=TIMEOUT_S)
+            assert_computes(started, expected)
 
 
 def test_a_new_engine_loads_from_one_that_serves(tmp_path: Path) -> None:

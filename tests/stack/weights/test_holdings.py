@@ -11,7 +11,7 @@ import torch
 from torch import distributed, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 RANKS = 4
 PORT = 22150
-KINDS = ("sharded", "hybrid", "tensor_parallel", "columns", "interleaved")
+KINDS = ("sharded", "hybrid", "tensor_parallel", "columns", "interleaved", "partial")
 
 
 class Model(nn.Module):
@@ -60,6 +60,8 @@ def sharded(kind: str) -> nn.Module | dict[str, torch.Tensor]:
                 for name, tensor in full.items()
                 if name != "tied.weight"
             }
+        case "partial":
+            return {"w": DTensor.from_local(torch.ones(4, 3), flat, [Partial()])}
         case "interleaved":
             placements = [Replicate(), _StridedShard(0, split_factor=2)]
             local = torch.zeros(2, 3)
@@ -116,6 +118,15 @@ def test_a_tied_weight_is_there_once(said: dict[str, list[Any]]) -> None:
 
 def test_rows_that_interleave_are_refused(said: dict[str, list[Any]]) -> None:
     assert all("interleave" in answer for answer in said["interleaved"])
+
+
+def test_sums_that_are_not_summed_up_are_refused(said: dict[str, list[Any]]) -> None:
+    assert all("parts of a sum" in answer for answer in said["partial"])
+
+
+def test_a_dtype_of_no_checkpoint_is_named() -> None:
+    with pytest.raises(ValueError, match=r"phases has dtype torch.complex64"):
+        holdings({"phases": torch.zeros(2, dtype=torch.complex64)})
 
 
 def test_plain_tensors_and_views_that_share_memory() -> None:

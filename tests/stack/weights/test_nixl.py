@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from connectors.publisher.nixl import NixlPublisher
+from connectors.publisher.ranks import PublishError
 from connectors.weights.holdings import holdings
+from connectors.weights.nixl import server
+from connectors.weights.nixl.transport import NixlTransport
+from connectors.weights.source import FetchError, Target
 from connectors.weights.tensors import ITEM_BYTES, Piece
 from tests.stack.weights import fsdp_trainer, nixl_reader
-from tests.stack.weights.programs import Program
+from tests.stack.weights.programs import ENVIRONMENT, Program
+from tests.stack.weights.trainer_ranks import on_ranks
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -204,3 +214,75 @@ def test_a_trainer_that_hangs_fails_the_load_within_the_time_allowed(started: St
         rank.signal(signal.SIGCONT)
     load(reader, source)
     assert loaded(reader)["digest"] == expected(0, 1, 1)[0]
+
+
+def wait_late(rank: int) -> float:
+    """Rank 0 has something else to do first, as telling many engines is."""
+    os.environ.update(ENVIRONMENT)
+    server.PEER_TIMEOUT_S = 0.2
+    publication = NixlPublisher(host="127.0.0.1").publish({"w": torch.ones(4)}, "v1")
+    began = time.monotonic()
+    if rank == 0:
+        time.sleep(2)
+    publication.wait_done(0.1, readers=0)
+    return time.monotonic() - began
+
+
+def test_the_other_ranks_wait_for_rank_0_however_late_it_comes(tmp_path: Path) -> None:
+    assert min(on_ranks(2, wait_late, {}, tmp_path)) >= 2
+
+
+def fail_on_rank_1(rank: int) -> list[str]:
+    os.environ.update(ENVIRONMENT)
+    failures = []
+    for host in ("203.0.113.1", "0.0.0.0"):
+        with pytest.raises(PublishError) as failure:
+            NixlPublisher(host=host if rank else "127.0.0.1")
+        failures.append(str(failure.value))
+    publisher = NixlPublisher(host="127.0.0.1")
+    for _ in range(2):
+        with pytest.raises(PublishError) as failure:
+            publisher.publish({"w": torch.ones(4, dtype=torch.bfloat16 if rank else torch.float32)}, "v1")
+        failures.append(str(failure.value))
+    publisher.publish({"w": torch.ones(4)}, "v1").wait_done(1, readers=0)
+    publisher.close()
+    return failures
+
+
+def test_what_fails_on_one_rank_is_told_on_all(tmp_path: Path) -> None:
+    for failures in on_ranks(2, fail_on_rank_1, {}, tmp_path):
+        assert all("rank 1" in failure for failure in failures)
+        assert "every address" in failures[1]
+        assert "bfloat16" in failures[2]
+        assert failures[3] == failures[2]
+
+
+def test_after_a_failure_nothing_more_is_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    weights = {"a": torch.ones(4), "b": torch.ones(4)}
+    publisher = NixlPublisher(host="127.0.0.1")
+    source = publisher.publish(weights, "v1").source
+    groups = [[Piece("a", ((0, 4),))], [Piece("b", ((0, 4),))]]
+    transport = NixlTransport(name="reader", rank=0, world_size=1)
+
+    def load(into: torch.Tensor) -> list[str]:
+        failures = []
+        fetch = transport.open(source, lambda manifest: groups, timeout_s=TIMEOUT_S)
+        for number, target in enumerate((Target(groups[0][0], into), Target(groups[1][0], torch.zeros(4)))):
+            targets = [target]
+            fetch.start(number, targets)
+            try:
+                fetch.fetch(number, targets)
+            except FetchError as error:
+                failures.append(str(error))
+        fetch.close()
+        return failures
+
+    first, second = load(torch.zeros(4, device="meta"))
+    assert first == second
+    assert load(torch.zeros(4)) == []
+    with pytest.raises(FetchError, match="no place for the 1 ranks"):
+        transport.open({**source, "first_reader": 4, "readers": 4}, lambda manifest: groups, timeout_s=TIMEOUT_S)
+    transport.close()
+    publisher.close()

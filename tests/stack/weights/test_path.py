@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from connectors.weights.path import PathTransport
 from connectors.weights.safetensors_files import INDEX, SINGLE
 from connectors.weights.source import FetchError, Target
 from connectors.weights.tensors import Piece
+from tests.stack.weights.hanging_disk import hanging_disk
 from tests.stack.weights.trainer_ranks import on_ranks, sharded_model, whole_weights
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
@@ -127,8 +129,29 @@ def test_a_version_that_one_rank_can_not_write_is_not_there(tmp_path: Path) -> N
     folder = tmp_path / "versions"
     told = on_ranks(2, fail_on_rank_1, {"folder": folder}, tmp_path)
     assert told[0] == told[1]
-    assert "only here" in told[0]
+    assert "rank 1: other names" in told[0]
     assert not (folder / "1").exists()
+
+
+def publish_in_any_order(rank: int, *, folder: Path) -> None:
+    names = ["a", "b", "c"]
+    weights = {name: torch.full((1000,), float(ord(name))) for name in (reversed(names) if rank else names)}
+    PathPublisher(folder, model=None, keep=None).publish(weights, "1")
+
+
+def test_ranks_need_not_name_tensors_in_one_order(tmp_path: Path) -> None:
+    on_ranks(2, publish_in_any_order, {"folder": tmp_path / "versions"}, tmp_path)
+    read = load_file(tmp_path / "versions" / "1" / SINGLE)
+    assert {name: tensor.unique().tolist() for name, tensor in read.items()} == {"a": [97.0], "b": [98.0], "c": [99.0]}
+
+
+def test_what_a_failure_left_on_disk_goes(tmp_path: Path) -> None:
+    publisher = PathPublisher(tmp_path / "versions", model=tmp_path / "model", keep=2)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").mkdir()
+    with pytest.raises(PublishError, match="directory"):
+        publisher.publish({"w": torch.ones(5)}, "1")
+    assert list((tmp_path / "versions").iterdir()) == []
 
 
 def test_a_version_is_published_once_and_older_ones_go(tmp_path: Path) -> None:
@@ -185,4 +208,40 @@ def test_a_checkpoint_that_changes_under_the_reader_is_refused(tmp_path: Path) -
         file.write(b"1234")
     with pytest.raises(FetchError, match="written to while it was read"):
         fetch.fetch(0, [Target(piece, torch.zeros(100))])
+    fetch.close()
+
+
+def test_a_read_that_was_given_up_keeps_its_files_until_it_comes_back(tmp_path: Path) -> None:
+    weights = {"a": torch.randn(100)}
+    save_file(weights, tmp_path / SINGLE)
+    (piece,) = whole_pieces(weights)
+    transport, target = PathTransport(), Target(piece, torch.zeros(100))
+    fetch = transport.open(of_folder(tmp_path), lambda manifest: [[piece]], timeout_s=0.2)
+    with hanging_disk() as come_back:
+        with pytest.raises(FetchError, match="not done after"):
+            fetch.fetch(0, [target])
+        fetch.close()
+        assert not transport.is_idle(0)
+        # A file that takes a number which is free.
+        (tmp_path / "other").write_bytes(bytes(10_000))
+        with (tmp_path / "other").open("rb"):
+            come_back()
+            assert transport.is_idle(TIMEOUT_S)
+    assert torch.equal(target.into, weights["a"])
+
+
+def test_when_one_part_cannot_be_read_no_other_is_still_written(tmp_path: Path) -> None:
+    weights = {"a": torch.randn(2, 1_000_000), "b": torch.randn(10)}
+    save_file(weights, tmp_path / SINGLE)
+    pieces = whole_pieces(weights)
+    transport = PathTransport()
+    fetch = transport.open(of_folder(tmp_path), lambda manifest: [pieces], timeout_s=TIMEOUT_S)
+    with (tmp_path / SINGLE).open("rb+") as file:
+        file.truncate(1000)
+    targets = [Target(piece, torch.zeros(piece.shape)) for piece in pieces]
+    with hanging_disk(delay_s=0.5), pytest.raises(FetchError, match="cut while it was read"):
+        fetch.fetch(0, targets)
+    before = targets[0].into.clone()
+    threading.Event().wait(0.7)
+    assert torch.equal(targets[0].into, before)
     fetch.close()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import threading
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -12,11 +15,13 @@ from safetensors.torch import save_file
 from torch import nn
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
-from connectors.vllm_plugin.weights.agreement import EngineRanks
+from connectors.vllm_plugin.weights.agreement import AgreementLost, EngineRanks
+from connectors.vllm_plugin.weights.host_copy import HostCopy
 from connectors.vllm_plugin.weights.rank import RankWeights
 from connectors.vllm_plugin.weights.settings import WeightSettings
 from connectors.vllm_plugin.weights.verdict import RankReport, WeightCommand
 from tests.stack.weights import nixl_trainer
+from tests.stack.weights.hanging_disk import hanging_disk
 from tests.stack.weights.programs import ENVIRONMENT, Program
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(120)]
@@ -177,6 +182,96 @@ def test_values_that_are_no_numbers_are_found_on_request(tmp_path: Path) -> None
     assert_holds(direct.model, weights(3))
 
 
+def test_a_copy_that_failed_to_fill_is_not_kept_in_memory(tmp_path: Path) -> None:
+    def copies() -> int:
+        return sum(type(each) is HostCopy for each in gc.get_objects())
+
+    gc.collect()
+    before = copies()
+    rank = Rank(tmp_path, mode="cpu_prefetch")
+    bad = weights(2)
+    bad["layers.2.up"][0, 0] = float("nan")
+    gc.disable()
+    try:
+        assert not rank.load("bad", bad, check_finite=True).ok
+        assert copies() == before
+    finally:
+        gc.enable()
+
+
+def test_a_read_that_comes_back_late_never_writes_over_a_later_version(rank: Rank) -> None:
+    rank.load("v1", weights(1))
+    v3 = rank.source("v3", weights(3))
+    with hanging_disk() as come_back:
+        assert "not done after" in rank.load("v2", weights(2), timeout_s=0.3).error
+        assert "has not come back" in rank.obey("load", source=v3, timeout_s=0.3).error
+        come_back()
+        report = rank.obey("load", source=v3)
+    assert (report.ok, report.version) == (True, "v3"), report.error
+    assert_holds(rank.model, weights(3))
+
+
+class Pair(EngineRanks):
+    """Two ranks that are threads of this process."""
+
+    meeting = threading.Barrier(2)
+    said: ClassVar[dict[int, Any]] = {}
+
+    def gather(self, mine: Any, wait_s: float) -> list[Any]:
+        try:
+            self.meeting.wait(min(wait_s, 5.0))
+            self.said[self.rank] = mine
+            self.meeting.wait()
+            told = [self.said[rank] for rank in range(self.size)]
+            self.meeting.wait()
+        except threading.BrokenBarrierError:
+            raise AgreementLost("alone") from None
+        return told
+
+
+class Half(nn.Module):
+    """One of two tensor parallel ranks."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank
+        self.rows = nn.Parameter(torch.zeros(2, 3), requires_grad=False)
+        record_metadata_for_reloading(self)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        for name, tensor in weights:
+            getattr(self, name).data.copy_(tensor.narrow(0, 2 * self.rank, 2))
+
+
+def test_a_plan_that_is_new_to_one_rank_alone_is_judged_by_all(tmp_path: Path) -> None:
+    halves = [Half(rank) for rank in range(2)]
+    ranks = [RankWeights(half, torch.float32, Pair(half.rank, 2, []), WeightSettings()) for half in halves]
+
+    def load(*folders: Path) -> list[RankReport]:
+        def one(rank: RankWeights, folder: Path) -> RankReport:
+            source = {"transport": "path", "version": "v", "path": str(folder)}
+            return RankReport.from_wire(rank.answer(WeightCommand(name="load", call="c", source=source).to_wire()))
+
+        with ThreadPoolExecutor(2) as pool:
+            return list(pool.map(one, ranks, folders))
+
+    full = {"wide": torch.randn(4, 3), "narrow": torch.randn(4, 3).bfloat16(), "long": torch.randn(6, 3)}
+    for name, tensor in full.items():
+        (tmp_path / name).mkdir()
+        save_file({"rows": tensor}, tmp_path / name / "model.safetensors")
+    wide, narrow, long = (tmp_path / name for name in full)
+    assert all(report.ok for report in load(wide, wide))
+    # Rank 0 alone comes to know a manifest of another dtype, and has to record the one before anew.
+    assert not any(report.ok for report in load(narrow, tmp_path / "nowhere"))
+    reports = load(wide, wide)
+    assert [(report.ok, report.lost) for report in reports] == [(True, "")] * 2, reports
+    assert torch.equal(torch.cat([half.rows for half in halves]), full["wide"])
+    for paths, told in (((narrow, wide), "different tensors"), ((long, long), "only a part")):
+        for report in load(*paths):
+            assert told in report.error
+            assert (report.torn, report.lost) == ("", "")
+
+
 def test_orders_and_unknown_commands(rank: Rank) -> None:
     assert rank.load("v1", weights(1), order=(1, 0, 5)).ok
     late = rank.load("v2", weights(2), order=(1, 0, 4))
@@ -186,4 +281,6 @@ def test_orders_and_unknown_commands(rank: Rank) -> None:
     assert not RankReport.from_wire(rank.rank.answer({"name": "load", "call": "c", "stranger": 1})).ok
     assert not rank.load("v3", weights(3), mode="fast").ok
     assert not rank.obey("load", source={"transport": "pigeon", "version": "v4"}).ok
+    for transport, field in (("path", "path"), ("store", "manifest"), ("nixl", "host")):
+        assert f"needs {field} " in rank.obey("load", source={"transport": transport, "version": "v4"}).error
     assert_holds(rank.model, weights(1))

@@ -39,6 +39,7 @@ class Engine:
         self.stays: tuple[int | None, int] | None = None
         """(epoch, rank): a rank that does not follow there."""
         self.version = "default"
+        self.cache_fails = False
         self.resets: list[str] = []
         self.answering: Answering = self.obedient
         self.asked = asyncio.Event()
@@ -74,6 +75,8 @@ class Engine:
         ]
 
     async def reset_mm_cache(self) -> None:
+        if self.cache_fails:
+            raise RuntimeError("no answer")
         self.resets.append("mm")
 
     async def reset_encoder_cache(self) -> None:
@@ -178,6 +181,45 @@ def test_a_torn_engine_is_fenced_until_a_load_succeeds() -> None:
     asyncio.run(scenario())
 
 
+def test_caches_that_were_not_emptied_keep_the_engine_closed_until_a_load_has_emptied_them() -> None:
+    async def scenario() -> None:
+        fenced = Fenced(Engine())
+        fenced.engine.cache_fails = True
+        status, answer = await fenced.load(1)
+        assert (status, answer["ok"]) == (500, False)
+        assert "caches of the old weights" in answer["error"]
+        # What the ranks say of their weights doesn't mend it.
+        state = json.loads((await fenced.call("GET", "/weights/state")).body)
+        assert "caches of the old weights" in state["unfit"]
+        assert await fenced.confirm(2) == 409
+        assert (await fenced.call("POST", "/start_weight_update")).status == 200
+        assert (await fenced.call("POST", "/finish_weight_update")).status == 500
+        fenced.engine.cache_fails = False
+        assert (await fenced.load(3))[0] == 200
+        assert await fenced.confirm(4) == 200
+
+    asyncio.run(scenario())
+
+
+def test_an_epoch_that_is_withdrawn_during_a_load_stays_so_when_the_load_fails() -> None:
+    async def scenario() -> None:
+        fenced = Fenced(Engine())
+        await fenced.confirm(1)
+        fenced.engine.answering = failed(fenced.engine)
+        fenced.engine.hold.clear()
+        fenced.engine.asked.clear()
+        running = asyncio.create_task(fenced.load(2))
+        await fenced.engine.asked.wait()
+        withdrawal = asyncio.create_task(fenced.confirm(3, None))
+        await asyncio.sleep(0)
+        fenced.engine.hold.set()
+        assert (await running)[0] == 500
+        assert await withdrawal == 200
+        assert not await fenced.generates()
+
+    asyncio.run(scenario())
+
+
 def shifted(rank: int, command: dict[str, Any]) -> Any:
     return None if rank else RankReport(call=command["call"], rank=0, ranks=2, ok=True).to_wire()
 
@@ -245,6 +287,7 @@ def test_orders() -> None:
         ({"check_finite": 1}, "check_finite"),
         ({"timeout_s": 0}, "timeout_s"),
         ({"limit_s": "9"}, "limit_s"),
+        ({"limit_s": float("inf")}, "limit_s"),
         ({"step": -1}, "step"),
         ({"stranger": 1}, "stranger"),
     ],
@@ -287,6 +330,7 @@ def test_a_running_request_must_be_paused_first() -> None:
         fenced.fence._state.accept("request-1")
         assert (await fenced.load(2))[0] == 409
         assert (await fenced.call("POST", "/start_weight_update")).status == 409
+        assert (await fenced.call("POST", "/update_weights")).status == 409
         await fenced.call("POST", "/pause")
         assert (await fenced.load(3))[0] == 200
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import zlib
 
 import pytest
 
@@ -22,8 +23,19 @@ def test_a_manifest_survives_its_text() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"version": "1"}', b'{"version": "1", "tensors": {"w": [1, 2, 3]}}'])
 def test_other_text_is_no_manifest(text: bytes) -> None:
-    with pytest.raises(ValueError, match=r".*"):
-        Manifest.decode(text)
+    for packed in (text, zlib.compress(text)):
+        with pytest.raises(ValueError, match=r".*"):
+            Manifest.decode(packed)
+
+
+def test_a_manifest_of_many_ranks_is_small() -> None:
+    names = [f"model.layers.{layer}.mlp.experts.{expert}.up_proj.weight" for layer in range(8) for expert in range(20)]
+    pieces = {
+        name: [StoredPiece(f"job/{'0f' * 16}/{rank}/{index}", ((rank, rank + 1), (0, 2048))) for rank in range(64)]
+        for index, name in enumerate(names)
+    }
+    manifest = Manifest("1", dict.fromkeys(names, TensorMeta("bfloat16", (64, 2048))), pieces)
+    assert len(manifest.encode()) < 8 * 64 * len(names)
 
 
 def test_a_piece_is_found_in_the_objects_that_hold_a_part_of_it() -> None:

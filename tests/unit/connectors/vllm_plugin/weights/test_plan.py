@@ -101,6 +101,17 @@ def test_padding_counts_as_filled() -> None:
     assert plan(recorded, manifest).groups[0].paddings[0].into.offset == 6
 
 
+def test_a_rank_that_has_nothing_but_padding_of_a_parameter() -> None:
+    recorded = recording()
+    # As the vocabulary's last rank does: no row, from the end of the tensor on.
+    nothing = Copied("e", whole((0, 2), 8), "embed.weight", whole((0, 2)))
+    recorded.copies = [nothing if each.tensor == "e" else each for each in recorded.copies]
+    recorded.constants = [Constant("embed.weight", whole((4, 2)), 0.0), Constant("embed.weight", whole((0, 2), 8), 0.0)]
+    groups = plan(recorded).groups
+    assert "e" not in {fill.piece.tensor for group in groups for fill in group.fills}
+    assert [padding.into.count for group in groups for padding in group.paddings] == [8]
+
+
 def refused_names(recorded: Recording) -> tuple[str, ...]:
     with pytest.raises(FetchError) as caught:
         plan(recorded)

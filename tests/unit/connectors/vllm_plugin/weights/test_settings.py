@@ -29,6 +29,11 @@ def test_fields_are_read() -> None:
         ('{"mod": 1}', "mode"),
         ('{"mode": "x"}', "gpu_fetch"),
         ('{"prefetch_share": 0}', "prefetch_share"),
+        ('{"prefetch_share": "all"}', "prefetch_share"),
+        ('{"keep_copy": "no"}', "keep_copy"),
+        ('{"host": ""}', "host"),
+        ('{"sources": {"transport": "path"}}', "sources"),
+        ('{"fetch_cores": ["0"]}', "fetch_cores"),
     ],
 )
 def test_what_is_wrong_is_named(text: str, says: str) -> None:
