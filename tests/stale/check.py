@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.e2e.harness import Headrace
 from tests.stale.fleet import ENGINES, STORAGE, Fleet, job_fleet, weight_sets
-from tests.stale.judge import Reply, Stale, crossings, hits_across_epochs, judge
+from tests.stale.judge import Across, Reply, Stale, crossings, hits_across_epochs, judge
 from tests.stale.play import Played, play
 from tests.stale.reference import Question, reference
 from tests.stale.schedule import Schedule, make_schedule
@@ -39,7 +39,8 @@ class Findings:
     stale: Sequence[Stale]
     hits_within_epoch: Sequence[int]
     """Prompt tokens from the pool, per schedule."""
-    hits_across_epochs: Sequence[int]
+    across: Sequence[Sequence[Across]]
+    """Of each schedule."""
     crossings: Sequence[int]
 
     @property
@@ -47,13 +48,17 @@ class Findings:
         return sum(len(each.replies) for each in self.played)
 
     @property
+    def hits_across_epochs(self) -> list[int]:
+        """Prompt tokens, per schedule."""
+        return [sum(each.tokens for each in found) for found in self.across]
+
+    @property
     def complaints(self) -> list[str]:
         """All that must not be, in words."""
         found = [f"stale: {each}" for each in self.stale]
         for index, each in enumerate(self.played):
             seed = each.schedule.seed
-            if self.hits_across_epochs[index]:
-                found.append(f"schedule {seed}: {self.hits_across_epochs[index]} cached tokens of another epoch")
+            found += map(str, self.across[index])
             if self.hits_within_epoch[index] <= 0:
                 found.append(f"schedule {seed}: nothing was read from the pool")
             if not self.crossings[index]:
@@ -95,8 +100,10 @@ def examine(played: Sequence[Played], scratch: Path) -> Findings:
     return Findings(
         played=played,
         stale=stale_replies(everything, scratch),
-        hits_within_epoch=[each.pool_hits - others for each, others in zip(played, across, strict=True)],
-        hits_across_epochs=across,
+        hits_within_epoch=[
+            each.pool_hits - sum(one.tokens for one in found) for each, found in zip(played, across, strict=True)
+        ],
+        across=across,
         crossings=[crossings(each.replies, everything) for each in played],
     )
 

@@ -103,12 +103,29 @@ def judge(reply: Reply, references: Sequence[Sequence[float]]) -> Stale | None:
     return None
 
 
-def hits_across_epochs(replies: Sequence[Reply], everything: Sequence[Reply]) -> int:
+@dataclass(frozen=True, kw_only=True)
+class Across:
+    """Cached tokens of a reply that nothing of its epoch can have left behind."""
+
+    reply: Reply
+    tokens: int
+
+    def __str__(self) -> str:
+        reply = self.reply
+        return (
+            f"schedule {reply.schedule}, {reply.ask.talk}: {self.tokens} of {reply.cached_tokens} cached tokens are of "
+            f"another epoch than {reply.epochs}, {reply.versions}, {reply.replicas}, prompt of {len(reply.prompt)}, "
+            f"{reply.started_s:.1f} s to {reply.ended_s:.1f} s"
+        )
+
+
+def hits_across_epochs(replies: Sequence[Reply], everything: Sequence[Reply]) -> list[Across]:
     """Cached prompt tokens that nothing of the same epoch and salt in `everything` can have left behind.
 
     A request that does not say its epochs may have run in any.
     """
-    return sum(max(0, reply.cached_tokens - _known(reply, everything)) for reply in replies if reply.of_one_epoch)
+    found = ((reply, reply.cached_tokens - _known(reply, everything)) for reply in replies if reply.of_one_epoch)
+    return [Across(reply=reply, tokens=tokens) for reply, tokens in found if tokens > 0]
 
 
 def crossings(replies: Sequence[Reply], everything: Sequence[Reply]) -> int:

@@ -43,7 +43,7 @@ LEFT = replace(FIRST, outcome="left", token_ids=(), logprobs=(), epochs=(), vers
 
 
 def across(replies: list[Reply]) -> int:
-    return hits_across_epochs(replies, replies)
+    return sum(each.tokens for each in hits_across_epochs(replies, replies))
 
 
 def chances(replies: list[Reply]) -> int:
