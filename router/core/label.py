@@ -24,15 +24,18 @@ _Used = tuple[EngineRole, str, Reason, int, str]
 class Making:
     """The legs of the present attempt, and the epochs of those whose tokens the client already has."""
 
-    __slots__ = ("_delivered", "_used", "kept")
+    __slots__ = ("_delivered", "_used", "attempts", "kept")
 
     def __init__(self) -> None:
+        self.attempts = 0
+        """All of them, also those that the client has nothing from."""
         self.kept = False
         """A leg of it went on while weights were replaced under it."""
         self._used: tuple[_Used, ...] = ()
         self._delivered: tuple[_Used, ...] = ()
 
     def begin_attempt(self) -> None:
+        self.attempts += 1
         self._used = ()
 
     def add(self, grant: Grant) -> None:
@@ -58,7 +61,7 @@ class Making:
 
 
 def joined_label(makings: Sequence[Making]) -> bytes:
-    """The label of a reply that is made from several: the replicas of the first, the versions of all."""
+    """The label of a reply that is made from several: the replicas of the first, the versions and attempts of all."""
     versions = {epoch: version for making in makings for epoch, version in making.versions().items()}
     replicas = makings[0].replicas()
     label = {
@@ -67,6 +70,7 @@ def joined_label(makings: Sequence[Making]) -> bytes:
         "epochs": list(versions),
         "weight_versions": list(versions.values()),
         "single_version": len(versions) == 1 and not any(making.kept for making in makings),
+        "attempts": sum(making.attempts for making in makings),
     }
     return msgspec.json.encode(label)
 

@@ -98,6 +98,7 @@ class _Call:
             "epochs": tuple(self._label.get("epochs", ())),
             "versions": tuple(self._label.get("weight_versions", ())),
             "single_version": bool(self._label.get("single_version")),
+            "attempts": int(self._label.get("attempts", 0)),
             "cached_tokens": int(details.get("cached_tokens") or 0),
             "replicas": f"{self._label.get('prefill')} > {self._label.get('decode')}",
         }

@@ -47,6 +47,8 @@ class Reply:
     versions: tuple[str, ...]
     """Of each epoch, as the fleet names them: see `version_name`."""
     single_version: bool
+    attempts: int
+    """How often it was begun; what an attempt without a token for the client was made in is not said."""
     may_be_kept: bool
     """It met an update that lets requests live on."""
     cached_tokens: int
@@ -59,6 +61,9 @@ class Reply:
     def of_one_epoch(self) -> bool:
         """All of it: its prompt and every token."""
         return self.outcome == "whole" and self.single_version
+
+    def may_have_run_in(self, epoch: int) -> bool:
+        return epoch in self.epochs or not self.epochs or self.attempts != len(self.epochs)
 
     @property
     def judged(self) -> bool:
@@ -122,7 +127,7 @@ class Across:
 def hits_across_epochs(replies: Sequence[Reply], everything: Sequence[Reply]) -> list[Across]:
     """Cached prompt tokens that nothing of the same epoch and salt in `everything` can have left behind.
 
-    A request that does not say its epochs may have run in any.
+    A request that does not say the epochs of all its attempts may have run in any.
     """
     found = ((reply, reply.cached_tokens - _known(reply, everything)) for reply in replies if reply.of_one_epoch)
     return [Across(reply=reply, tokens=tokens) for reply, tokens in found if tokens > 0]
@@ -137,7 +142,7 @@ def crossings(replies: Sequence[Reply], everything: Sequence[Reply]) -> int:
 
 def _known(reply: Reply, everything: Sequence[Reply]) -> int:
     """Prompt tokens, in whole blocks, that requests which may have run in the reply's epoch had in common with it."""
-    return _longest(reply, [other for other in everything if not other.epochs or reply.epochs[0] in other.epochs])
+    return _longest(reply, [other for other in everything if other.may_have_run_in(reply.epochs[0])])
 
 
 def _known_before(reply: Reply, everything: Sequence[Reply]) -> int:

@@ -108,4 +108,5 @@ class StockProxy:
             "epochs": [0] * len(versions),
             "weight_versions": versions,
             "single_version": len(versions) == 1,
+            "attempts": 1,
         }

@@ -166,6 +166,7 @@ LABEL = {
     "epochs": [7],
     "weight_versions": ["step-1200"],
     "single_version": True,
+    "attempts": 1,
 }
 
 

@@ -110,6 +110,7 @@ def test_the_label_comes_only_where_it_is_asked_for() -> None:
     body = json.loads(driver.answer(b'{"text": "hi"}')[-1].reply.body)
     assert body["headrace"] == {
         "prefill": "prefill-0", "decode": "decode-0", "epochs": [1], "weight_versions": ["v1"], "single_version": True,
+        "attempts": 1,
     }  # fmt: skip
 
 

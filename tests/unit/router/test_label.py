@@ -43,6 +43,7 @@ def test_headers_say_who_why_and_with_which_weights() -> None:
 def test_the_label_says_the_same() -> None:
     assert json.loads(pair().label()) == {
         "prefill": "p0", "decode": "d0", "epochs": [5], "weight_versions": ["v5"], "single_version": True,
+        "attempts": 1,
     }  # fmt: skip
 
 

@@ -30,6 +30,7 @@ FIRST = Reply(
     epochs=(1,),
     versions=("initial",),
     single_version=True,
+    attempts=1,
     may_be_kept=False,
     cached_tokens=0,
     replicas="prefill-0 > decode-0",
@@ -39,7 +40,8 @@ FIRST = Reply(
 AGAIN = replace(FIRST, cached_tokens=3 * BLOCK, started_s=2.0, ended_s=3.0)
 """The same prompt in the same epoch, as far as it can be cached."""
 NEXT_EPOCH = replace(AGAIN, epochs=(2,), versions=("weights-1-push-1",))
-LEFT = replace(FIRST, outcome="left", token_ids=(), logprobs=(), epochs=(), versions=(), single_version=False)
+NOTHING = {"token_ids": (), "logprobs": (), "epochs": (), "versions": (), "single_version": False, "attempts": 0}
+LEFT = replace(FIRST, outcome="left", **NOTHING)
 
 
 def across(replies: list[Reply]) -> int:
@@ -97,3 +99,9 @@ def test_who_lived_on_through_an_update_is_not_judged() -> None:
 
 def test_a_version_name_says_which_weights_it_stands_for() -> None:
     assert [weights_of(name) for name in ("initial", version_name(4, 17))] == [0, 4]
+
+
+def test_a_reply_that_was_begun_more_than_once_may_have_left_blocks_in_any_epoch() -> None:
+    hit = replace(AGAIN, epochs=(2,), versions=("weights-1-push-1",))
+    assert across([FIRST, hit]) == 3 * BLOCK
+    assert across([replace(FIRST, attempts=2), hit]) == 0
