@@ -11,7 +11,7 @@ from tests.e2e.harness import Headrace
 from tests.stale.check import SCHEDULES, examine, play_all, schedules_of
 from tests.stale.fleet import JobFleet, job_fleet
 
-pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(7200)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(7200)]
 
 FEW = 2
 
@@ -32,6 +32,7 @@ def test_a_few_schedules(fleet: JobFleet, scratch: Path) -> None:
     assert found.complaints == []
 
 
+@pytest.mark.full
 def test_all_schedules(fleet: JobFleet, scratch: Path) -> None:
     found = examine(play_all(fleet, schedules_of(range(1 + FEW, 1 + FEW + SCHEDULES))), scratch)
     assert found.complaints == []
