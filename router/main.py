@@ -39,6 +39,7 @@ from router.io.start import (
     StartError,
     exchange_tools,
     http_limits,
+    kept_for_audit,
     load_settings,
     load_token,
     loop_factory,
@@ -73,7 +74,11 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
     dispatcher = Dispatcher(fleet=fleet, gate=gate, epochs=Epochs(), limits=Limits.of(settings))
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(Upstream(settings, token))
-        floor: Crew | Serving = Serving(gate, upstream) if settings.workers == 1 else Crew(settings, token)
+        floor: Crew | Serving
+        if settings.workers == 1:
+            floor = Serving(gate, upstream, kept_for_audit(settings))
+        else:
+            floor = Crew(settings, token)
         desk = Desk(dispatcher, floor.decided, loop)
         if settings.session_journal is not None:
             path = Path(settings.session_journal)
@@ -109,7 +114,7 @@ def _public_server(
         settings, LocalDesk(desk, serving), desk.dispatcher.gate, upstream, counted, itertools.count(1), token
     )
     overview = LocalOverview(desk.dispatcher, serving, counted)
-    port = PublicPort(settings, tools, overview)
+    port = PublicPort(settings, tools, overview, serving.kept)
     return HttpServer(port.serve, http_limits(settings), port.refused)
 
 

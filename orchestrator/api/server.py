@@ -21,6 +21,7 @@ from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.schemas import ErrorBody, ErrorReply, Note, notes
 from orchestrator.errors import (
+    AuditFailed,
     HeadraceError,
     JobExists,
     JobUnknown,
@@ -51,6 +52,7 @@ STATUS_OF: tuple[tuple[type[HeadraceError], int], ...] = (
     (UpdateRefused, 409),
     (PortsReserved, 409),
     (UpdateFailed, 500),
+    (AuditFailed, 503),
     (UpdateUnended, 504),
 )
 """The first that fits counts; any other error of ours is a 500 with its text."""

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from router.core.finished import FinishedRequest
 from router.core.gate import GateState, Order
 from router.core.replies import Reply, error_reply, json_reply
 from router.io.desk import Desk
@@ -44,6 +45,8 @@ class Floor(Protocol):
     async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> Told: ...
 
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]: ...
+
+    async def finished(self) -> list[FinishedRequest]: ...
 
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,128}\Z")]
@@ -148,6 +151,10 @@ class AdminRoutes:
                 }
             )
         )
+
+    async def finished(self, _request: web.Request) -> web.StreamResponse:
+        """The requests that were kept for an audit, those of one worker in the order in which they ended."""
+        return _respond(json_reply({"requests": await self._tools.floor.finished()}))
 
     async def set_gate(self, request: web.Request) -> web.StreamResponse:
         """Answers when the new state holds: with a closed gate, when engines have taken all that was sent to them."""
@@ -305,6 +312,7 @@ def admin_app(tools: AdminTools, token: str) -> web.Application:
     routes = AdminRoutes(tools)
     app = web.Application(middlewares=[_json_errors, _authorize(token)])
     app.router.add_get("/state", routes.state)
+    app.router.add_get("/finished", routes.finished)
     app.router.add_post("/gate", routes.set_gate)
     app.router.add_post("/epochs", routes.commit_epoch)
     app.router.add_post("/in_flight", routes.in_flight)

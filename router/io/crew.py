@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.core.asks import Grant, LegEnd, Refusal
+from router.core.finished import FinishedRequest
 from router.core.fleet import ReplicaLost
 from router.core.gate import GateState
 from router.io import wire
@@ -147,6 +148,9 @@ class Crew:
         question = functools.partial(wire.WantsEnded, legs=legs, timeout_s=timeout_s)
         asked = await self._ask_all(question, list[str], takes_s=timeout_s)
         return sorted(set(_joined(asked)))
+
+    async def finished(self) -> list[FinishedRequest]:
+        return _joined(await self._ask_all(wire.WantsFinished, list[FinishedRequest]))
 
     async def metrics(self) -> bytes:
         """The exposition text: what all workers, and those before them, have counted."""
