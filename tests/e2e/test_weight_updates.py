@@ -10,7 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.harness import Headrace, wait_until
+from tests.e2e.audits import ask_from_pool, audit, exchange_blocks, pool_keys
+from tests.e2e.harness import Headrace, clear_local_cache, engine_url, job_token, wait_until
 from tests.e2e.updates import (
     CONTROL_PORT,
     NAME,
@@ -99,6 +100,23 @@ def test_the_control_plane_is_killed_in_the_middle(
     assert difference(first, logprobs(job)) < SAME
 
 
+def test_an_audit_where_no_request_was_kept_probes(job: dict[str, Any], headrace: Headrace) -> None:
+    code, found = audit(headrace, NAME)
+    (probe,) = found["audited"]
+    assert (code, found["outcome"], probe["kind"]) == (0, "agrees", "probe"), found
+    assert probe["cached_tokens"] > 0
+
+
+def test_an_audit_of_a_request_that_came_from_the_pool(job: dict[str, Any], headrace: Headrace) -> None:
+    ask_from_pool(job, "first")
+    ask_from_pool(job, "second")
+    code, found = audit(headrace, NAME)
+    (kept,) = found["audited"]
+    assert (code, found["outcome"], kept["kind"]) == (0, "agrees", "request"), found
+    assert kept["cached_tokens"] > 0
+    assert kept["judgement"]["compared"] > 1
+
+
 def test_vllms_own_client_drives_the_whole_fleet(
     job: dict[str, Any], control: Control, checkpoints: tuple[Path, Path], first: list[list[float]]
 ) -> None:
@@ -122,6 +140,30 @@ def test_older_epochs_leave_the_pool(job: dict[str, Any], control: Control) -> N
     ]
     assert own
     assert {key for key in own if f"{job['pool']['cache_prefix']}.{epoch}@" not in key} == set()
+
+
+def test_an_audit_passes_over_requests_of_an_epoch_that_has_gone(job: dict[str, Any], headrace: Headrace) -> None:
+    code, found = audit(headrace, NAME)
+    kept, probe = found["audited"]
+    assert "has gone" in kept["skipped"]
+    assert (code, probe["kind"], found["outcome"]) == (0, "probe", "agrees"), found
+
+
+def test_an_audit_finds_blocks_with_other_blocks_bytes(
+    job: dict[str, Any], control: Control, headrace: Headrace
+) -> None:
+    epoch = control.get("/weights")["served"]["epoch"]
+    ask_from_pool(job, "third")
+    clear_local_cache(engine_url(job, "prefill-0"), job_token(job))
+    keys = pool_keys(job, epoch)
+    exchange_blocks(job, keys)
+    ask_from_pool(job, "fourth")
+    code, found = audit(headrace, NAME)
+    (kept,) = found["audited"]
+    assert (code, kept["finding"]) == (1, "stale or corrupt KV"), found
+    assert kept["judgement"]["off_by"] > 10 * kept["judgement"]["allowed"]
+    assert kept["keys"]
+    assert set(kept["keys"]) <= set(keys)
 
 
 def to_purge(control: Control) -> list[int]:
