@@ -155,15 +155,16 @@ def audit(
     """Replay finished requests without cache and compare. Exit code 0: they agree, 1: stale or corrupt KV, 3: nothing
     could be judged."""
     try:
-        found = audit_status(_service().audit(name, requests))
+        found = _service().audit(name, requests)
     except AuditFailed as error:
         _fail(str(error), code=NOT_AUDITED)
+    status = audit_status(found)
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_json(status.model_dump(mode="json"))
     else:
-        show_audit(out, found)
-    if found.outcome != "agrees":
-        raise typer.Exit(1 if found.outcome == "disagrees" else NOT_AUDITED)
+        show_audit(out, found, status.outcome)
+    if status.outcome != "agrees":
+        raise typer.Exit(1 if status.outcome == "disagrees" else NOT_AUDITED)
 
 
 @app.command()

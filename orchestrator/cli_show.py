@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from deploy.unit import HttpProbe, ListenProbe, MetricProbe, Probe
-from orchestrator.api.audit_schemas import AuditedStatus, AuditStatus
 from orchestrator.api.schemas import JobStatus
 from orchestrator.observe.diagnoses import Diagnosis
 from orchestrator.plan.types import JobPlan
 from orchestrator.supervisor.interfaces import Progress, UnitProgress
+from orchestrator.weights.audit import Audited
 
 COLOURS = {
     "waiting": "dim",
@@ -157,31 +157,14 @@ def show_diagnosis(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
             _say(console, Text(f"      mend: {one.mend}", style="dim"))
 
 
-def show_audit(console: Console, found: AuditStatus) -> None:
-    for each in found.audited:
-        _say(console, _audited_line(each))
+def show_audit(console: Console, found: Sequence[Audited], outcome: str) -> None:
+    for each in found:
+        _say(console, str(each))
         for key in each.keys:
             _say(console, f"  key {key}")
         if each.keys_unknown:
             _say(console, f"  its keys are not known: {each.keys_unknown}")
-    style = {"agrees": "green", "disagrees": "red", "unknown": "yellow"}[found.outcome]
-    _say(
-        console, Text(found.outcome if found.audited else "nothing to audit: see [audit] of the job file", style=style)
-    )
-
-
-def _audited_line(each: AuditedStatus) -> str:
-    made_by = f" {' > '.join(each.replicas.values())}" if each.replicas else ""
-    what = f"{each.kind} {each.id}, epoch {each.epoch}{made_by}"
-    judgement = each.judgement
-    if judgement is None:
-        return f"{what}: skipped: {each.skipped}"
-    cached = (
-        "" if each.cached_tokens is None else f", {each.cached_tokens} of {each.prompt_tokens} prompt tokens cached"
-    )
-    off = f"off by {judgement.off_by:.2g}, allowed {judgement.allowed:.2g}, noise {judgement.noise:.2g}"
-    verdict = each.finding or judgement.outcome
-    return f"{what}{cached}: {verdict}: {off}, {judgement.compared} token(s) compared"
+    _say(console, outcome if found else "no request was kept, and there is no pool to probe")
 
 
 def print_json(value: object) -> None:

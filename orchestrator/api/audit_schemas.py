@@ -8,9 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from orchestrator.weights.agreement import Outcome
-from orchestrator.weights.audit import Audited
-
-STALE = "stale or corrupt KV"
+from orchestrator.weights.audit import STALE, Audited
 
 
 class AuditBody(BaseModel):
@@ -70,7 +68,7 @@ def _audited(found: Audited) -> AuditedStatus:
         cached_tokens=found.cached_tokens,
         judgement=None if judgement is None else JudgementStatus.model_validate(judgement, from_attributes=True),
         skipped=found.skipped,
-        finding=STALE if found.disagrees else "",
+        finding=STALE if found.outcome == "disagrees" else "",
         keys=list(found.keys),
         keys_unknown=found.keys_unknown,
     )

@@ -20,6 +20,7 @@ from orchestrator.api.routes_job import BodyTooLarge, UnknownBodyType, Unreadabl
 from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.schemas import ErrorBody, ErrorReply, Note, notes
+from orchestrator.audit_rounds import AuditRounds
 from orchestrator.errors import (
     AuditFailed,
     HeadraceError,
@@ -36,6 +37,7 @@ from orchestrator.errors import (
 from orchestrator.service import JobService
 from orchestrator.store.jobs import PortsReserved
 from orchestrator.supervision import supervise_all
+from orchestrator.weights.audit import audit_kept
 
 _LOG = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)
@@ -67,6 +69,9 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         stopping = threading.Event()
         supervising = threading.Thread(target=supervise_all, args=(service.weights.supervision, stopping))
         supervising.start()
+        # Not waited for: a replay may take as long as a request, and leaves nothing that has to be cleared up.
+        rounds = AuditRounds(service.store, audit_kept)
+        threading.Thread(target=rounds.keep, args=(stopping,), name="audits", daemon=True).start()
         yield
         stopping.set()
         await run_in_threadpool(supervising.join)

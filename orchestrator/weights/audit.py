@@ -2,7 +2,7 @@
 
 Requests are those that the router has kept (`[audit] share`) or, where none of them can be judged, probes: prompts of
 this audit's own that are answered from the pool. `replay_client.py` asks, `agreement.py` judges. Blocking;
-`orchestrator/service.py` and `supervision.py` call it.
+`orchestrator/service.py` and `audit_rounds.py` call it.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from orchestrator.weights.agreement import Judgement, judge
 from orchestrator.weights.replay_client import ReplayClient, one_off
 from orchestrator.weights.router_client import RouterCallFailed, RouterClient
 from router.core.epochs import Salter
-from router.core.finished import FinishedRequest
+from router.core.finished import AuditOutcome, FinishedRequest
 
 TOKENS = 8
 """Of a reply, that are compared: stale KV of a prompt shows in the first ones."""
@@ -38,6 +39,7 @@ KEYS_TIMEOUT_S = 120.0
 """Loading vLLM for its hashes takes most of it."""
 CLEAR_EVERY_S, CLEAR_WITHIN_S = 0.2, 60.0
 """An engine does not clear its cache while requests or saves hold blocks of it."""
+STALE = "stale or corrupt KV"
 PROBE_BLOCKS = 4
 SMALLEST_VOCABULARY = 200
 
@@ -64,8 +66,21 @@ class Audited:
     """Why they can't be named."""
 
     @property
-    def disagrees(self) -> bool:
-        return self.judgement is not None and self.judgement.outcome == "disagrees"
+    def outcome(self) -> AuditOutcome:
+        return "skipped" if self.judgement is None else self.judgement.outcome
+
+    def __str__(self) -> str:
+        parts = " > ".join(self.replicas.values())
+        what = f"{self.kind} {self.id}, epoch {self.epoch}{f' ({self.version}), {parts}' if parts else ''}"
+        if self.judgement is None or self.prompt is None:
+            return f"{what}: skipped: {self.skipped}"
+        judged = self.judgement
+        cached = "" if self.cached_tokens is None else f"{self.cached_tokens} cached of "
+        verdict = STALE if judged.outcome == "disagrees" else judged.outcome
+        return (
+            f"{what}, {cached}{len(self.prompt.token_ids)} prompt tokens: {verdict}: off by {judged.off_by:.2g} at "
+            f"token {judged.at} of {judged.compared}, allowed {judged.allowed:.2g}, noise {judged.noise:.2g}"
+        )
 
 
 def audit(plan: JobPlan, most: int) -> tuple[Audited, ...]:
@@ -78,13 +93,13 @@ def audit(plan: JobPlan, most: int) -> tuple[Audited, ...]:
         found = auditor.kept(most, frozenset())
         if plan.pool is not None and all(each.judgement is None for each in found):
             found += [auditor.probe() for _ in range(most)]
-        return auditor.with_keys(found)
+        return auditor.closed(found)
 
 
 def audit_kept(plan: JobPlan, most: int, but: frozenset[str]) -> tuple[Audited, ...]:
     """The same without probes, and without the requests of these ids."""
     with _auditor(plan) as auditor:
-        return auditor.with_keys(auditor.kept(most, but))
+        return auditor.closed(auditor.kept(most, but))
 
 
 @contextmanager
@@ -154,15 +169,16 @@ class _Auditor:
         except NotReplayable as why:
             return replace(begun, skipped=str(why))
 
-    def with_keys(self, found: Sequence[Audited]) -> tuple[Audited, ...]:
-        """Name the keys of those that disagree."""
-        wrong = [each for each in found if each.disagrees and each.prompt is not None]
+    def closed(self, found: Sequence[Audited]) -> tuple[Audited, ...]:
+        """Count the outcomes, and name the keys of requests that disagree."""
+        self.router.tell_audited(Counter(each.outcome for each in found))
+        wrong = [each for each in found if each.outcome == "disagrees"]
         if not wrong or self.plan.pool is None:
             return tuple(found)
         try:
             keys = self._keys(self.plan.pool, wrong)
         except (PoolCallFailed, EngineCallFailed) as error:
-            return tuple(replace(each, keys_unknown=str(error)) if each.disagrees else each for each in found)
+            return tuple(replace(each, keys_unknown=str(error)) if each in wrong else each for each in found)
         named = {each.id: of_prompt for each, of_prompt in zip(wrong, keys, strict=True)}
         return tuple(replace(each, keys=named.get(each.id, ())) for each in found)
 

@@ -9,10 +9,13 @@ token ids and their log-probabilities, as RL rollouts do.
 from __future__ import annotations
 
 from collections import deque
+from typing import Literal
 
 import msgspec
 
 from router.core.split import Route
+
+AuditOutcome = Literal["agrees", "disagrees", "unsteady", "skipped"]
 
 KEPT_BYTES = 4 << 20
 """Of a body, and of a reply. A longer stream is kept up to there: its first tokens are what is compared."""

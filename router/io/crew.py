@@ -28,7 +28,7 @@ from router.core.fleet import ReplicaLost
 from router.core.gate import GateState
 from router.io import wire
 from router.io.desk import Desk
-from router.io.metrics import Counts, add_up, render
+from router.io.metrics import Counts, Metrics, add_up, render
 from router.io.serving import HowInterrupted, RunningLeg, Told
 from router.io.start import StartError
 from router.settings import RouterSettings
@@ -62,9 +62,11 @@ class _WorkerProcess:
 class Crew:
     """See the module text."""
 
-    def __init__(self, settings: RouterSettings, token: str) -> None:
+    def __init__(self, settings: RouterSettings, token: str, counted: Metrics) -> None:
+        """`counted`: by this process itself."""
         self._settings = settings
         self._token = token
+        self._counted = counted
         self._workers: dict[int, _WorkerProcess] = {}
         self._retired = Counts({}, {})
         self._numbers: set[int] = set()
@@ -155,7 +157,7 @@ class Crew:
     async def metrics(self) -> bytes:
         """The exposition text: what all workers, and those before them, have counted."""
         await self._refresh_counts()
-        counts = add_up([self._retired, *(worker.counts for worker in self._workers.values())])
+        counts = add_up([self._retired, self._counted.counts(), *(worker.counts for worker in self._workers.values())])
         return render(counts, self._desk.dispatcher)
 
     # -- workers -------------------------------------------------------------------------------------------
