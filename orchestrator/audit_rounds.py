@@ -44,15 +44,19 @@ class AuditRounds:
 
     def keep(self, stopping: threading.Event) -> None:
         while not stopping.wait(LOOK_EVERY_S):
-            for name in self._store.serving_names():
-                try:
-                    self._look(name, time.monotonic())
-                except HeadraceError as error:
-                    _log.warning("%s: not audited: %s", name, error)
-                except Exception:
-                    _log.exception("%s: its audit failed in a way that was not foreseen", name)
+            self.look(time.monotonic())
 
-    def _look(self, name: str, now: float) -> None:
+    def look(self, now: float) -> None:
+        """Audit the jobs whose turn it is."""
+        for name in self._store.serving_names():
+            try:
+                self._look_at(name, now)
+            except HeadraceError as error:
+                _log.warning("%s: not audited: %s", name, error)
+            except Exception:
+                _log.exception("%s: its audit failed in a way that was not foreseen", name)
+
+    def _look_at(self, name: str, now: float) -> None:
         job = self._store.get(name)
         every_s = job.plan.audit.every_s
         if every_s is None:

@@ -69,6 +69,20 @@ def test_what_could_not_be_compared_is_not_kept() -> None:
     asyncio.run(case())
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_audits_found_is_counted(workers: int) -> None:
+    async def case() -> None:
+        async with bench(workers=workers) as made:
+            assert await made.metric("audits_total", outcome="disagrees") == 0
+            for _ in range(2):
+                assert (await made.command("/audited", {"outcomes": {"agrees": 3, "disagrees": 1}})).status == 200
+            assert await made.metric("audits_total", outcome="agrees") == 6
+            assert await made.metric("audits_total", outcome="disagrees") == 2
+            assert (await made.command("/audited", {"outcomes": {"perhaps": 1}})).status == 400
+
+    asyncio.run(case())
+
+
 def test_nothing_is_kept_unasked() -> None:
     async def case() -> None:
         async with bench() as made:
