@@ -49,9 +49,9 @@ class ReplayClient:
         self._http.close()
 
     def complete(self, prompt: tuple[int, ...], salt: str, tokens: int) -> tuple[Completed, Generated]:
-        """A greedy completion; its session is named by the salt."""
+        """A greedy completion, in a session of its own."""
         body = completion_body(self._model, prompt, salt, tokens)
-        completed = self._ask(body, salt)
+        completed = self._ask(body, session=None)
         return completed, read_generated(body, completed.reply)
 
     def replay(self, given: Generated, epoch: int, tokens: int, runs: int) -> list[tuple[float, ...]]:
@@ -63,21 +63,18 @@ class ReplayClient:
         salt = one_off()
         found = []
         for _ in range(runs):
-            completed = self._ask(replay_body(self._model, given, salt, tokens), salt)
+            completed = self._ask(replay_body(self._model, given, salt, tokens), session=salt)
             if completed.epoch != epoch:
                 raise NotReplayable(f"its epoch {epoch} has gone: a replay ran in {completed.epoch}")
             found.append(read_replay(completed.reply, given.tokens[:tokens]))
-        self.finish(salt)
+        self._http.post("/finish_session", json={"session_id": salt})
         if not all(found):
             raise NotReplayable("the engine does not tell the log-probability of a token that it did not choose")
         return found
 
-    def finish(self, session: str) -> None:
-        """Give a session's pins back."""
-        self._http.post("/finish_session", json={"session_id": session})
-
-    def _ask(self, body: Mapping[str, Any], session: str) -> Completed:
-        reply = self._http.post("/v1/completions", json=body, headers={"x-session-id": session})
+    def _ask(self, body: Mapping[str, Any], session: str | None) -> Completed:
+        headers = {} if session is None else {"x-session-id": session}
+        reply = self._http.post("/v1/completions", json=body, headers=headers)
         if not reply.is_success:
             raise NotReplayable(f"the router answered {reply.status_code}: {reply.text[:SHOWN]}")
         label = reply.json()["headrace"]
