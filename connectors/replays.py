@@ -75,14 +75,14 @@ def completion_body(model: str, prompt: Sequence[int], salt: str, max_tokens: in
     }
 
 
-def replay_body(model: str, given: Generated, salt: str, tokens: int) -> dict[str, Any]:
-    """Ask for the log-probabilities of the first `tokens` that were given, at each place.
+def replay_body(model: str, prompt: Sequence[int], given: Sequence[int], salt: str) -> dict[str, Any]:
+    """Ask for the log-probabilities of the tokens that were given after a prompt, at each place.
 
     The route of completions takes any prompt by its token ids, so one form does for requests of all routes.
     """
     return {
-        **completion_body(model, given.prompt, salt, tokens),
-        "logprob_token_ids": sorted(set(given.tokens[:tokens])),
+        **completion_body(model, prompt, salt, len(given)),
+        "logprob_token_ids": sorted(set(given)),
         "return_tokens_as_token_ids": True,
     }
 

@@ -25,7 +25,7 @@ Outcome = Literal["agrees", "disagrees", "unsteady"]
 class Judgement:
     outcome: Outcome
     compared: int
-    """Tokens, from the first one on, of which all replays gave the log-probability."""
+    """Tokens, from the first one on."""
     off_by: float
     """The most that a token is away from the nearest replay."""
     at: int
@@ -37,14 +37,13 @@ class Judgement:
 
 
 def judge(given: Sequence[float], replays: Sequence[Sequence[float]]) -> Judgement:
-    """`given`: a reply's log-probabilities, token by token. `replays`: what each of at least two gave the same tokens,
-    as far as it went the same way, which is one token or more."""
-    compared = min(len(given), *map(len, replays))
-    places = [[replay[at] for replay in replays] for at in range(compared)]
-    apart = [min(abs(given[at] - score) for score in scores) for at, scores in enumerate(places)]
+    """`given`: a reply's log-probabilities, of one token or more. `replays`: what each of at least two gave the same
+    tokens."""
+    places = list(zip(*replays, strict=True))
+    apart = [min(abs(score - had) for score in scores) for had, scores in zip(given, places, strict=True)]
     noise = max(max(scores) - min(scores) for scores in places)
     off_by, allowed = max(apart), max(FLOOR, TIMES_NOISE * noise)
     outcome: Outcome = "unsteady" if noise > UNSTEADY else "disagrees" if off_by > allowed else "agrees"
     return Judgement(
-        outcome=outcome, compared=compared, off_by=off_by, at=apart.index(off_by), noise=noise, allowed=allowed
+        outcome=outcome, compared=len(given), off_by=off_by, at=apart.index(off_by), noise=noise, allowed=allowed
     )

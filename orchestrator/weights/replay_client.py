@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 
 from connectors.replays import Generated, NotReplayable, completion_body, read_generated, read_replay, replay_body
+from router.core.finished import REPLAY_HEADER
 
 CALL_TIMEOUT_S = 300.0
 SHOWN = 300
@@ -61,19 +62,27 @@ class ReplayClient:
         engines.
         """
         salt = one_off()
-        found = []
-        for _ in range(runs):
-            completed = self._ask(replay_body(self._model, given, salt, tokens), session=salt)
+        wanted = given.tokens[:tokens]
+        found = [self._run(given.prompt, wanted, epoch, salt) for _ in range(runs)]
+        self._http.post("/finish_session", json={"session_id": salt})
+        return found
+
+    def _run(self, prompt: tuple[int, ...], wanted: tuple[int, ...], epoch: int, salt: str) -> tuple[float, ...]:
+        """Where the engine goes on with another token, it is asked again with the one that was given."""
+        found: tuple[float, ...] = ()
+        while len(found) < len(wanted):
+            had, left = wanted[: len(found)], wanted[len(found) :]
+            completed = self._ask(replay_body(self._model, prompt + had, left, salt), session=salt)
             if completed.epoch != epoch:
                 raise NotReplayable(f"its epoch {epoch} has gone: a replay ran in {completed.epoch}")
-            found.append(read_replay(completed.reply, given.tokens[:tokens]))
-        self._http.post("/finish_session", json={"session_id": salt})
-        if not all(found):
-            raise NotReplayable("the engine does not tell the log-probability of a token that it did not choose")
+            scores = read_replay(completed.reply, left)
+            if not scores:
+                raise NotReplayable("the engine does not tell the log-probability of a token that it did not choose")
+            found += scores
         return found
 
     def _ask(self, body: Mapping[str, Any], session: str | None) -> Completed:
-        headers = {} if session is None else {"x-session-id": session}
+        headers = {REPLAY_HEADER: "true"} | ({} if session is None else {"x-session-id": session})
         reply = self._http.post("/v1/completions", json=body, headers=headers)
         if not reply.is_success:
             raise NotReplayable(f"the router answered {reply.status_code}: {reply.text[:SHOWN]}")

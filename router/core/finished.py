@@ -17,6 +17,8 @@ from router.core.split import Route
 
 AuditOutcome = Literal["agrees", "disagrees", "unsteady", "skipped"]
 
+REPLAY_HEADER = "x-headrace-replay"
+"""Of an audit's own requests, which are not kept for another."""
 KEPT_BYTES = 4 << 20
 """Of a body, and of a reply. A longer stream is kept up to there: its first tokens are what is compared."""
 _LOGPROBS = b'"logprobs"'

@@ -18,7 +18,7 @@ from typing import Annotated
 import msgspec
 
 from router.core.events import Arrived
-from router.core.finished import FinishedRequests
+from router.core.finished import REPLAY_HEADER, FinishedRequests
 from router.core.replies import Reply, error_reply, json_reply
 from router.core.split import ROUTE_OF_PATH
 from router.io.exchange import CLIENT_GONE, Exchange, ExchangeTools
@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 OTHER_ROUTE = "other"
 """The route label of all paths that don't exist here."""
 MIN_VERSION_HEADER = b"x-headrace-min-version"
+_REPLAY_HEADER = REPLAY_HEADER.encode()
 _FORWARDED = (b"traceparent", b"tracestate")
 """Client headers that engines get too. Credentials and ids stay here."""
 
@@ -117,8 +118,9 @@ class PublicPort:
             asked_id=_text(asked_id) if asked_id else None,
             forwarded=b"".join([b"%b: %b\r\n" % (each, headers[each]) for each in _FORWARDED if each in headers]),
         )
-        if self._finished is not None and self._finished.wants(arrived.route, arrived.body):
-            recording = Recording(responder, arrived, self._finished)
+        kept = self._finished
+        if kept is not None and _REPLAY_HEADER not in headers and kept.wants(arrived.route, arrived.body):
+            recording = Recording(responder, arrived, kept)
             exchange = recording.exchange = Exchange(recording, arrived, self._tools, started)
         else:
             exchange = Exchange(responder, arrived, self._tools, started)

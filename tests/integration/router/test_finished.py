@@ -53,15 +53,16 @@ def test_only_some_are_kept_and_the_newest_stay() -> None:
 
 
 def test_what_could_not_be_compared_is_not_kept() -> None:
-    """Replies without token ids, refusals, and those whose client left."""
+    """Replies without token ids, refusals, those whose client left, and replays of other requests."""
 
     async def case() -> None:
         async with bench(audit_share=1.0) as made:
             assert (await made.post()).status == 200
             assert (await made.post(**ASKED, kv_transfer_params={})).status == 400
+            assert (await made.post(**ASKED, headers={"x-headrace-replay": "true"})).status == 200
             made.decode[0].token_s = 0.2
             leaving = await LeavingClient.sending(made, stream=True, **ASKED)
-            await until(lambda: len(made.decode[0].requests) == 2)
+            await until(lambda: len(made.decode[0].requests) == 3)
             await leaving.leave()
             await made.metric_reaches(1, "client_gone_total")
             assert await finished(made) == []

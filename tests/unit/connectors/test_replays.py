@@ -85,6 +85,6 @@ def test_a_replay_is_read_up_to_where_it_goes_another_way() -> None:
 
 
 def test_a_replay_asks_for_the_tokens_that_were_given() -> None:
-    body = replay_body("m", GIVEN, "salt", 1)
-    assert (body["prompt"], body["max_tokens"], body["logprob_token_ids"]) == ([1, 2, 3], 1, [7])
+    body = replay_body("m", (1, 2, 3), (8, 7, 8), "salt")
+    assert (body["prompt"], body["max_tokens"], body["logprob_token_ids"]) == ([1, 2, 3], 3, [7, 8])
     assert (body["cache_salt"], body["temperature"]) == ("salt", 0)
