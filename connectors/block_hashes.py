@@ -1,8 +1,6 @@
 """The hashes under which an engine files the blocks of prompts; prints one JSON list of them per prompt.
 
-    python block_hashes.py <<< '{"prompts": [{"token_ids": [...], "salt": "..."}], "block_size": 32, "algorithm": null}'
-
-`algorithm` is vLLM's name for one; null: its default.
+    echo '{"prompts": [{"token_ids": [], "salt": ""}], "block_size": 32, "algorithm": "sha256"}' | python block_hashes.py
 
 Run as a file by the engine's interpreter, with the engine's PYTHONHASHSEED: standard library and vLLM only.
 `pool_client.py` starts this and looks for the hashes among the pool's keys.
@@ -18,13 +16,12 @@ from typing import Any
 def main() -> None:
     asked = json.load(sys.stdin)
     # Looked for here: without vLLM the message on stderr says so.
-    from vllm.config import CacheConfig
     from vllm.sampling_params import SamplingParams
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request
 
-    hash_block: Any = get_hash_fn_by_name(asked["algorithm"] or CacheConfig.prefix_caching_hash_algo)
+    hash_block: Any = get_hash_fn_by_name(asked["algorithm"])
     init_none_hash(hash_block)
     hasher = get_request_block_hasher(asked["block_size"], hash_block)
     hashes = []

@@ -40,6 +40,8 @@ class SaltedPrompt:
     token_ids: tuple[int, ...]
     salt: str
     """As engines get it."""
+    key_prefix: str
+    """Of its epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +82,9 @@ class PoolClient:
             return sum(1 for _ in keys)
 
     def keys_of(
-        self,
-        prompts: Sequence[SaltedPrompt],
-        prefixes: Sequence[str],
-        block_size: int,
-        hash_algorithm: str | None,
-        timeout_s: float,
+        self, prompts: Sequence[SaltedPrompt], block_size: int, hash_algorithm: str, timeout_s: float
     ) -> list[tuple[str, ...]]:
-        """Per prompt, the keys that begin with its prefix and hold its blocks, all ranks' and layer groups'.
+        """Per prompt, the keys that hold its blocks, those of all ranks and layer groups.
 
         Raises:
             PoolCallFailed: it cannot be found out.
@@ -95,8 +92,8 @@ class PoolClient:
         asked = {"prompts": [asdict(each) for each in prompts], "block_size": block_size, "algorithm": hash_algorithm}
         hashes = self._run_script("block_hashes.py", [], timeout_s, asked)
         found: list[tuple[str, ...]] = []
-        for prefix, of_prompt in zip(prefixes, map(frozenset, hashes), strict=True):
-            with self._keys(prefix, timeout_s) as keys:
+        for prompt, of_prompt in zip(prompts, map(frozenset, hashes), strict=True):
+            with self._keys(prompt.key_prefix, timeout_s) as keys:
                 found.append(tuple(sorted(key for key in keys if key.rpartition("@")[2] in of_prompt)))
         return found
 

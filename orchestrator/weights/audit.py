@@ -172,15 +172,14 @@ class _Auditor:
     def closed(self, found: Sequence[Audited]) -> tuple[Audited, ...]:
         """Count the outcomes, and name the keys of requests that disagree."""
         self.router.tell_audited(Counter(each.outcome for each in found))
-        wrong = [each for each in found if each.outcome == "disagrees"]
+        wrong = {each.id: each.prompt for each in found if each.outcome == "disagrees" and each.prompt is not None}
         if not wrong or self.plan.pool is None:
             return tuple(found)
         try:
-            keys = self._keys(self.plan.pool, wrong)
+            keys = dict(zip(wrong, self._keys(self.plan.pool, list(wrong.values())), strict=True))
         except (PoolCallFailed, EngineCallFailed) as error:
-            return tuple(replace(each, keys_unknown=str(error)) if each in wrong else each for each in found)
-        named = {each.id: of_prompt for each, of_prompt in zip(wrong, keys, strict=True)}
-        return tuple(replace(each, keys=named.get(each.id, ())) for each in found)
+            return tuple(replace(each, keys_unknown=str(error)) if each.id in wrong else each for each in found)
+        return tuple(replace(each, keys=keys.get(each.id, ())) for each in found)
 
     def _judged(self, begun: Audited, given: Generated, client_salt: str | None) -> Audited:
         """Raises `NotReplayable`."""
@@ -190,10 +189,13 @@ class _Auditor:
             # Rare, so it may cost more: two runs may have been alike by luck.
             replays += self.client.replay(given, begun.epoch, TOKENS, RUNS)
             judgement = judge(given.logprobs[:TOKENS], replays)
-        salt = self.salter.salt(begun.epoch, client_salt or None)
         return replace(
             begun,
-            prompt=SaltedPrompt(token_ids=given.prompt, salt=salt),
+            prompt=SaltedPrompt(
+                token_ids=given.prompt,
+                salt=self.salter.salt(begun.epoch, client_salt or None),
+                key_prefix=_key_prefix(self.plan.pool, begun.epoch),
+            ),
             cached_tokens=given.cached_tokens,
             judgement=judgement,
         )
@@ -208,21 +210,19 @@ class _Auditor:
                 time.sleep(CLEAR_EVERY_S)
         return True
 
-    def _keys(self, pool: PoolPlan, wrong: Sequence[Audited]) -> list[tuple[str, ...]]:
+    def _keys(self, pool: PoolPlan, prompts: Sequence[SaltedPrompt]) -> list[tuple[str, ...]]:
         client = PoolClient(python=pool.python, master_address=pool.master_address, metrics_url=pool.metrics_url)
         with self._engine(self.plan.engines[0]) as engine:
             block_size = engine.cache_config().block_size
-        return client.keys_of(
-            [each.prompt for each in wrong if each.prompt is not None],
-            [
-                epoch_prefix(pool.cache_prefix, each.epoch) if pool.epoch_keys else job_prefix(pool.cache_prefix)
-                for each in wrong
-            ],
-            block_size,
-            self.plan.audit.hash_algorithm,
-            KEYS_TIMEOUT_S,
-        )
+        return client.keys_of(prompts, block_size, self.plan.audit.hash_algorithm, KEYS_TIMEOUT_S)
 
     @staticmethod
     def _engine(engine: EnginePlan) -> EngineClient:
         return EngineClient(engine.url, engine.token_file)
+
+
+def _key_prefix(pool: PoolPlan | None, epoch: int) -> str:
+    """What the keys of an epoch begin with; those of a stock store connector name none."""
+    if pool is None:
+        return ""
+    return epoch_prefix(pool.cache_prefix, epoch) if pool.epoch_keys else job_prefix(pool.cache_prefix)

@@ -21,7 +21,7 @@ WRONG = Audited(
     epoch=3,
     version="step-3",
     replicas={"prefill": "prefill-0", "decode": "decode-0"},
-    prompt=SaltedPrompt(token_ids=(1, 2, 3), salt="3.x"),
+    prompt=SaltedPrompt(token_ids=(1, 2, 3), salt="3.x", key_prefix="job.3@"),
     cached_tokens=2,
     judgement=judge((-1.0,), [(-2.0,), (-2.0,)]),
     keys=("job.3@block",),
