@@ -1,6 +1,8 @@
 """The hashes under which an engine files the blocks of prompts; prints one JSON list of them per prompt.
 
-    echo '{"prompts": [{"token_ids": [], "salt": ""}], "block_size": 32, "algorithm": "sha256"}' | python block_hashes.py
+    python block_hashes.py < FILE
+
+reads {"prompts": [{"token_ids": [...], "salt": "..."}], "block_size": 32, "algorithm": "sha256"}
 
 Run as a file by the engine's interpreter, with the engine's PYTHONHASHSEED: standard library and vLLM only.
 `pool_client.py` starts this and looks for the hashes among the pool's keys.
