@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from router.core.events import Arrived
 from router.core.finished import KEPT_BYTES, FinishedRequest, FinishedRequests
+from router.core.label import Making
 from router.io.exchange import Client, Exchange
 
 
@@ -23,8 +24,7 @@ class Recording:
 
     def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
         self._client.reply(status, headers, body)
-        if status == 200 and len(body) <= KEPT_BYTES:
-            self._keep(body)
+        self._over(body if status == 200 and len(body) <= KEPT_BYTES else None)
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> None:
         self._client.start(status, headers)
@@ -36,15 +36,20 @@ class Recording:
 
     def end(self) -> None:
         self._client.end()
-        self._keep(bytes(self._reply))
+        self._over(bytes(self._reply))
 
     @property
     def writable(self) -> bool:
         return self._client.writable
 
-    def _keep(self, reply: bytes) -> None:
+    def _over(self, reply: bytes | None) -> None:
+        if reply is not None:
+            self._keep(reply, self.exchange.flow.legs.making)
+        # They know each other, and bodies are large.
+        del self.exchange
+
+    def _keep(self, reply: bytes, making: Making) -> None:
         """Unless weights changed under it: then no run of today can be what it was."""
-        making = self.exchange.flow.legs.making
         versions = making.versions()
         if len(versions) != 1 or making.kept:
             return
