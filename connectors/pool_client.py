@@ -84,7 +84,7 @@ class PoolClient:
     def keys_of(
         self, prompts: Sequence[SaltedPrompt], block_size: int, hash_algorithm: str, timeout_s: float
     ) -> list[tuple[str, ...]]:
-        """Per prompt, the keys that hold its blocks, those of all ranks and layer groups.
+        """Per prompt, the keys that hold its blocks, in its order; those of all ranks and layer groups.
 
         Raises:
             PoolCallFailed: it cannot be found out.
@@ -92,9 +92,11 @@ class PoolClient:
         asked = {"prompts": [asdict(each) for each in prompts], "block_size": block_size, "algorithm": hash_algorithm}
         hashes = self._run_script("block_hashes.py", [], timeout_s, asked)
         found: list[tuple[str, ...]] = []
-        for prompt, of_prompt in zip(prompts, map(frozenset, hashes), strict=True):
+        for prompt, of_prompt in zip(prompts, hashes, strict=True):
+            places = {block_hash: place for place, block_hash in enumerate(of_prompt)}
             with self._keys(prompt.key_prefix, timeout_s) as keys:
-                found.append(tuple(sorted(key for key in keys if key.rpartition("@")[2] in of_prompt)))
+                placed = [(places[each], key) for key in keys if (each := key.rpartition("@")[2]) in places]
+            found.append(tuple(key for _, key in sorted(placed)))
         return found
 
     @contextmanager

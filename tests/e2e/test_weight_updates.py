@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.audits import ask_from_pool, audit, exchange_blocks, pool_keys
-from tests.e2e.harness import Headrace, clear_local_cache, engine_url, job_token, wait_until
+from tests.e2e.audits import ONE_BLOCK, PROMPT, ask_from_pool, audit, key_of_new_block, pool_client
+from tests.e2e.harness import Headrace, wait_until
 from tests.e2e.updates import (
     CONTROL_PORT,
     NAME,
@@ -108,8 +108,8 @@ def test_an_audit_where_no_request_was_kept_probes(job: dict[str, Any], headrace
 
 
 def test_an_audit_of_a_request_that_came_from_the_pool(job: dict[str, Any], headrace: Headrace) -> None:
-    ask_from_pool(job, "first")
-    ask_from_pool(job, "second")
+    ask_from_pool(job, PROMPT, "first")
+    ask_from_pool(job, PROMPT, "second")
     code, found = audit(headrace, NAME)
     (kept,) = found["audited"]
     assert (code, found["outcome"], kept["kind"]) == (0, "agrees", "request"), found
@@ -149,21 +149,24 @@ def test_an_audit_passes_over_requests_of_an_epoch_that_has_gone(job: dict[str, 
     assert (code, probe["kind"], found["outcome"]) == (0, "probe", "agrees"), found
 
 
-def test_an_audit_finds_blocks_with_other_blocks_bytes(
-    job: dict[str, Any], control: Control, headrace: Headrace
+def test_an_audit_finds_kv_of_older_weights(
+    job: dict[str, Any], control: Control, checkpoints: tuple[Path, Path], headrace: Headrace
 ) -> None:
-    epoch = control.get("/weights")["served"]["epoch"]
-    ask_from_pool(job, "third")
-    clear_local_cache(engine_url(job, "prefill-0"), job_token(job))
-    keys = pool_keys(job, epoch)
-    exchange_blocks(job, keys)
-    ask_from_pool(job, "fourth")
+    """A block that was computed under the weights before lies where one of these weights is looked for."""
+    with pool_client(job) as pool:
+        old = pool.get(key_of_new_block(job, epoch_of(control), "third"))
+        control.wait_committed(control.push("step-5", checkpoints[1]))
+        key = key_of_new_block(job, epoch_of(control), "fourth")
+        assert pool.upsert(key, old) == 0
+    ask_from_pool(job, ONE_BLOCK, "fifth")
     code, found = audit(headrace, NAME)
     (kept,) = found["audited"]
-    assert (code, kept["finding"]) == (1, "stale or corrupt KV"), found
+    assert (code, kept["finding"], kept["keys"]) == (1, "stale or corrupt KV", [key]), found
     assert kept["judgement"]["off_by"] > 10 * kept["judgement"]["allowed"]
-    assert kept["keys"]
-    assert set(kept["keys"]) <= set(keys)
+
+
+def epoch_of(control: Control) -> int:
+    return int(control.get("/weights")["served"]["epoch"])
 
 
 def to_purge(control: Control) -> list[int]:
