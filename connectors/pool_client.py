@@ -1,20 +1,26 @@
-"""What the control plane asks of a job's pool: how many keys there are, and that some of them go. Blocking.
+"""What the control plane asks of a job's pool: which keys there are, and that some of them go. Blocking.
 
 The weight coordinator purges an epoch once nobody reads it any more; `vllm_plugin/pool_keys.py` says under which keys
 it lies. With a stock store connector epochs have no keys of their own; then everything goes, once, while the whole
-fleet is paused. Removing needs Mooncake's client, so `remove_keys.py` does it under the engine's interpreter.
+fleet is paused. Removing needs Mooncake's client, so `remove_keys.py` does it under the engine's interpreter. So does
+`block_hashes.py` with vLLM's own hashing, for an audit that wants to name a prompt's keys.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 
+from connectors.engine_env import HASH_SEED
 from connectors.vllm_plugin.pool_keys import begins_with, epoch_prefix
 
 AGAIN_S = 0.2
@@ -25,6 +31,17 @@ SHOWN = 300
 
 class PoolCallFailed(Exception):
     """The pool did not do what was asked, or it is not known whether it did; the text says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaltedPrompt:
+    """What the blocks of a prompt are filed under."""
+
+    token_ids: tuple[int, ...]
+    salt: str
+    """As engines get it."""
+    key_prefix: str
+    """Of its epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,13 +78,37 @@ class PoolClient:
         Raises:
             PoolCallFailed: the master does not say.
         """
+        with self._keys(prefix, timeout_s) as keys:
+            return sum(1 for _ in keys)
+
+    def keys_of(
+        self, prompts: Sequence[SaltedPrompt], block_size: int, hash_algorithm: str, timeout_s: float
+    ) -> list[tuple[str, ...]]:
+        """Per prompt, the keys that hold its blocks, in its order; those of all ranks and layer groups.
+
+        Raises:
+            PoolCallFailed: it cannot be found out.
+        """
+        asked = {"prompts": [asdict(each) for each in prompts], "block_size": block_size, "algorithm": hash_algorithm}
+        hashes = self._run_script("block_hashes.py", [], timeout_s, asked)
+        found: list[tuple[str, ...]] = []
+        for prompt, of_prompt in zip(prompts, hashes, strict=True):
+            places = {block_hash: place for place, block_hash in enumerate(of_prompt)}
+            with self._keys(prompt.key_prefix, timeout_s) as keys:
+                placed = [(places[each], key) for key in keys if (each := key.rpartition("@")[2]) in places]
+            found.append(tuple(key for _, key in sorted(placed)))
+        return found
+
+    @contextmanager
+    def _keys(self, prefix: str, timeout_s: float) -> Iterator[Iterator[str]]:
+        """Those that begin with `prefix`; there can be millions in all."""
         if self.metrics_url is None:
             raise PoolCallFailed(f"the master at {self.master_address} has no known address for questions")
         url = f"{self.metrics_url.removesuffix('/metrics')}/get_all_keys"
         try:
             with httpx.stream("GET", url, timeout=timeout_s, trust_env=False) as reply:
                 reply.raise_for_status()
-                return sum(1 for key in reply.iter_lines() if key and key.startswith(prefix))
+                yield (key for key in reply.iter_lines() if key and key.startswith(prefix))
         except httpx.HTTPError as error:
             raise PoolCallFailed(f"GET {url}: {error or type(error).__name__}") from error
 
@@ -86,15 +127,30 @@ class PoolClient:
             time.sleep(AGAIN_S)
 
     def _remove_once(self, prefix: str, timeout_s: float) -> int:
-        script = Path(__file__).resolve().with_name("remove_keys.py")
-        command = [self.python, "-P", str(script), self.master_address, *([begins_with(prefix)] if prefix else [])]
+        arguments = [self.master_address, *([begins_with(prefix)] if prefix else [])]
+        return int(self._run_script("remove_keys.py", arguments, timeout_s)["removed"])
+
+    def _run_script(
+        self, name: str, arguments: Sequence[str], timeout_s: float, given: Mapping[str, Any] | None = None
+    ) -> Any:
+        """What one of this folder's scripts prints as its last line, under the engine's interpreter."""
+        command = [self.python, "-P", str(Path(__file__).resolve().with_name(name)), *arguments]
         try:
-            # Elsewhere, as engines are started: what a relative PYTHONPATH finds from here, they would not.
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=True, cwd="/")
-            return int(json.loads(done.stdout.splitlines()[-1])["removed"])
+            done = subprocess.run(
+                command,
+                input=json.dumps(given),
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=True,
+                # Elsewhere, as engines are started: what a relative PYTHONPATH finds from here, they would not.
+                cwd="/",
+                env={**os.environ, "PYTHONHASHSEED": HASH_SEED},
+            )
+            return json.loads(done.stdout.splitlines()[-1])
         except subprocess.TimeoutExpired as error:
-            raise PoolCallFailed(f"the pool's keys were not removed in {timeout_s:.0f} s") from error
+            raise PoolCallFailed(f"{name} did not end within {timeout_s:.0f} s") from error
         except subprocess.CalledProcessError as error:
-            raise PoolCallFailed(f"removing keys {prefix}...: {error.stderr.strip()[-SHOWN:]}") from error
-        except (OSError, ValueError, IndexError, KeyError, TypeError) as error:
-            raise PoolCallFailed(f"{self.python} cannot remove keys: {error}") from error
+            raise PoolCallFailed(f"{name} {' '.join(arguments)}: {error.stderr.strip()[-SHOWN:]}") from error
+        except (OSError, ValueError, IndexError) as error:
+            raise PoolCallFailed(f"{self.python} cannot run {name}: {error}") from error

@@ -113,6 +113,13 @@ METRICS: tuple[Metric, ...] = (
     ),
     _router("requests_admitted", "gauge", "requests", (), "Requests that have been given a leg and are not over."),
     _router("replica_epoch", "gauge", "events", _REPLICA, "Weight epoch that a replica has confirmed; -1: none."),
+    _router(
+        "audits_total",
+        "counter",
+        "requests",
+        ("outcome",),
+        "Audited requests: agrees, disagrees (stale or corrupt KV), unsteady (too much noise to judge), skipped.",
+    ),
     _router("client_gone_total", "counter", "requests", (), "Requests whose client left before the end."),
     _engine("num_requests_running", "gauge", "requests", "Requests in model execution batches."),
     _engine("num_requests_waiting", "gauge", "requests", "Requests waiting to be processed."),

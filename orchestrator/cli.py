@@ -1,6 +1,6 @@
 """`headrace`: argument parsing, one call of the service, output.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 130 interrupted.
+Exit codes: 0 done, 1 failed, 2 wrong use, 3 an audit that could not be made, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from rich.text import Text
 
 from deploy.logs import follow, tail
 from orchestrator import cli_weights
+from orchestrator.api.audit_schemas import AuditBody, audit_status
 from orchestrator.api.schemas import job_status
-from orchestrator.cli_show import StartDisplay, print_json, show_diagnosis, show_job, show_plan
+from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_diagnosis, show_job, show_plan
 from orchestrator.compose import local_service
-from orchestrator.errors import HeadraceError
+from orchestrator.errors import AuditFailed, HeadraceError
 from orchestrator.observe.doctor import diagnose
 from orchestrator.plan.types import plan_to_json
 from orchestrator.service import JobService
@@ -31,6 +32,7 @@ from orchestrator.store.tokens import kept_token
 
 API_TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
 API_TOKEN_FILE = "api-token"
+NOT_AUDITED = 3
 INTERRUPTED = 130
 """What typer makes of Ctrl-C."""
 
@@ -140,6 +142,29 @@ def down(name: JobName) -> None:
     """Stop a job: every process that was started for it, and nothing else."""
     job = _service().stop(name, say=lambda text: err.print(Text(text, style="dim"), soft_wrap=True))
     out.print(Text(f"{job.name}: {job.phase}; logs stay in {job.run.log_dir}"), soft_wrap=True)
+
+
+@app.command()
+def audit(
+    name: JobName,
+    requests: Annotated[
+        int, typer.Option(min=1, help="At most so many of those that the router has kept; probes where it has none.")
+    ] = AuditBody().requests,
+    as_json: AsJson = False,
+) -> None:
+    """Replay finished requests without cache and compare. Exit code 0: they agree, 1: stale or corrupt KV, 3: nothing
+    could be judged."""
+    try:
+        found = _service().audit(name, requests)
+    except AuditFailed as error:
+        _fail(str(error), code=NOT_AUDITED)
+    status = audit_status(found)
+    if as_json:
+        print_json(status.model_dump(mode="json"))
+    else:
+        show_audit(out, found, status.outcome)
+    if status.outcome != "agrees":
+        raise typer.Exit(1 if status.outcome == "disagrees" else NOT_AUDITED)
 
 
 @app.command()

@@ -19,6 +19,7 @@ from orchestrator.api.schemas import JobStatus
 from orchestrator.observe.diagnoses import Diagnosis
 from orchestrator.plan.types import JobPlan
 from orchestrator.supervisor.interfaces import Progress, UnitProgress
+from orchestrator.weights.audit import Audited
 
 COLOURS = {
     "waiting": "dim",
@@ -154,6 +155,16 @@ def show_diagnosis(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
         _say(console, Text.assemble((f"{word:<5}", style), f"{one.subject}: {one.found}"))
         if one.mend and one.verdict != "ok":
             _say(console, Text(f"      mend: {one.mend}", style="dim"))
+
+
+def show_audit(console: Console, found: Sequence[Audited], outcome: str) -> None:
+    for each in found:
+        _say(console, str(each))
+        for key in each.keys:
+            _say(console, f"  key {key}")
+        if each.keys_unknown:
+            _say(console, f"  its keys are not known: {each.keys_unknown}")
+    _say(console, outcome if found else "no request was kept, and there is no pool to probe")
 
 
 def print_json(value: object) -> None:

@@ -11,6 +11,7 @@
     ├── UpdateFailed            an update has ended, and the job does not serve it
     ├── UpdateUnended           an update goes on, and nobody can wait for it any longer: the user asks again
     ├── UpdateUnknown           no update of this number was asked for
+    ├── AuditFailed             an audit could not be made
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
@@ -88,6 +89,10 @@ class UpdateUnended(HeadraceError):
 
 class UpdateUnknown(HeadraceError):
     """No update of this number was asked for."""
+
+
+class AuditFailed(HeadraceError):
+    """An audit could not be made: nothing is known of the job's KV."""
 
 
 class Unsupported(HeadraceError):

@@ -15,20 +15,21 @@ from pathlib import Path
 
 from deploy.backend import Backend
 from deploy.errors import DeployError
-from orchestrator.errors import JobExists, JobFailed, Unsupported
+from orchestrator.errors import AuditFailed, JobExists, JobFailed, Unsupported
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, JobStore, Phase, PortsReserved, StoredJob
+from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, StoredJob
 from orchestrator.store.tokens import write_fresh_token
 from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
 from orchestrator.supervisor.view import JobView, ServedVersion, view_job
 from orchestrator.weight_service import WeightService
+from orchestrator.weights.audit import Audited, audit
 
 RUNS_KEPT = 5
 PLANS_TRIED = 3
@@ -205,6 +206,19 @@ class JobService:
 
     def views(self) -> list[JobView]:
         return [self.view(name) for name in self.store.names()]
+
+    def audit(self, name: str, most: int) -> tuple[Audited, ...]:
+        """Whether the job answers as it would without any cache: of its newest kept requests at most so many, or as
+        many probes.
+
+        Raises:
+            JobUnknown: none is recorded.
+            AuditFailed: it could not be made.
+        """
+        job = self.store.get(name)
+        if job.phase not in SERVING:
+            raise AuditFailed(f"job {name!r} is {job.phase}: a job that serves can be audited")
+        return audit(job.plan, most)
 
     def stop(self, name: str, say: Callable[[str], None] = lambda _text: None) -> StoredJob:
         """End the job and everything that was started for it.

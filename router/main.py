@@ -39,6 +39,7 @@ from router.io.start import (
     StartError,
     exchange_tools,
     http_limits,
+    kept_for_audit,
     load_settings,
     load_token,
     loop_factory,
@@ -73,7 +74,12 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
     dispatcher = Dispatcher(fleet=fleet, gate=gate, epochs=Epochs(), limits=Limits.of(settings))
     async with AsyncExitStack() as stack:
         upstream = await stack.enter_async_context(Upstream(settings, token))
-        floor: Crew | Serving = Serving(gate, upstream) if settings.workers == 1 else Crew(settings, token)
+        counted = Metrics()
+        floor: Crew | Serving
+        if settings.workers == 1:
+            floor = Serving(gate, upstream, kept_for_audit(settings))
+        else:
+            floor = Crew(settings, token, counted)
         desk = Desk(dispatcher, floor.decided, loop)
         if settings.session_journal is not None:
             path = Path(settings.session_journal)
@@ -85,7 +91,7 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
             fleet.restore_sessions(records)
         fleet.report_losses(floor.end_legs)
         poller = await stack.enter_async_context(Poller(settings, desk, upstream))
-        tools = AdminTools(job=settings.job, desk=desk, poller=poller, floor=floor)
+        tools = AdminTools(job=settings.job, desk=desk, poller=poller, floor=floor, counted=counted)
         # Left in reverse: the public port drains first, while the internal one still answers.
         internal = await stack.enter_async_context(
             _listening(admin_app(tools, token), settings.internal_host, settings.internal_port)
@@ -94,22 +100,21 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
             public = await floor.start(desk)
             stack.push_async_callback(floor.stop)
         else:
-            server = _public_server(settings, desk, floor, upstream, token)
+            server = _public_server(settings, desk, floor, upstream, counted, token)
             public = await server.start(settings.host, settings.port)
             stack.push_async_callback(server.drain, settings.shutdown_grace_s)
         yield RunningRouter(dispatcher=dispatcher, poller=poller, port=public, internal_port=internal)
 
 
 def _public_server(
-    settings: RouterSettings, desk: Desk, serving: Serving, upstream: Upstream, token: str
+    settings: RouterSettings, desk: Desk, serving: Serving, upstream: Upstream, counted: Metrics, token: str
 ) -> HttpServer:
     """The public port of a router that is one process."""
-    counted = Metrics()
     tools = exchange_tools(
         settings, LocalDesk(desk, serving), desk.dispatcher.gate, upstream, counted, itertools.count(1), token
     )
     overview = LocalOverview(desk.dispatcher, serving, counted)
-    port = PublicPort(settings, tools, overview)
+    port = PublicPort(settings, tools, overview, serving.kept)
     return HttpServer(port.serve, http_limits(settings), port.refused)
 
 

@@ -165,6 +165,11 @@ class RouterSettings(_Model):
     """A body of which nothing arrives for so long is given up."""
     idle_timeout_s: float = Field(600.0, gt=0)
     """Client connections without a request are closed after this."""
+    audit_share: float = Field(0.0, ge=0, le=1)
+    """Which part of the requests that ask for token ids and log-probabilities is kept for an audit once they are over;
+    0: none."""
+    audit_kept: int = Field(16, ge=1, le=1024)
+    """So many of them in each worker, the newest."""
     session_journal: str | None = None
     """File in which pins outlive the router; None: a restart forgets them."""
     workers: int = Field(1, ge=1, le=64)

@@ -349,4 +349,16 @@ def _router_outcomes(series: JobSeries) -> tuple[Graph, ...]:
             ),
             columns=8,
         ),
+        Graph(
+            title="Audits",
+            description="Requests that were replayed without cache. disagrees: stale or corrupt KV. unsteady: replays "
+            "differ too much to judge. skipped: their epoch has gone, or they cannot be asked again.",
+            unit="suffix: /s",
+            queries=(
+                Query(
+                    expression=f"sum by (outcome) ({series.rate('headrace_router_audits_total')})", legend="{{outcome}}"
+                ),
+            ),
+            columns=8,
+        ),
     )

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
+from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
 from orchestrator.api.schemas import JobList, JobStatus, job_status
 from orchestrator.errors import Complaint, HeadraceError, JobExists, SpecError
 from orchestrator.service import JobService
@@ -72,6 +73,11 @@ def job_routes(service: JobService) -> APIRouter:
             _in_background(partial(service.stop, name), name=f"stop {name}")
             response.status_code = 202
         return job_status(await run_in_threadpool(service.view, name))
+
+    @routes.post("/jobs/{name}/audit")
+    async def audit(name: str, body: AuditBody) -> AuditStatus:
+        """Replay requests without cache and compare. Answers when that is done: seconds for each."""
+        return audit_status(await run_in_threadpool(service.audit, name, body.requests))
 
     return routes
 

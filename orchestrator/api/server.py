@@ -20,7 +20,9 @@ from orchestrator.api.routes_job import BodyTooLarge, UnknownBodyType, Unreadabl
 from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.schemas import ErrorBody, ErrorReply, Note, notes
+from orchestrator.audit_rounds import AuditRounds
 from orchestrator.errors import (
+    AuditFailed,
     HeadraceError,
     JobExists,
     JobUnknown,
@@ -35,6 +37,7 @@ from orchestrator.errors import (
 from orchestrator.service import JobService
 from orchestrator.store.jobs import PortsReserved
 from orchestrator.supervision import supervise_all
+from orchestrator.weights.audit import audit_kept
 
 _LOG = logging.getLogger(__name__)
 OPEN_PATHS = ("/health",)
@@ -51,6 +54,7 @@ STATUS_OF: tuple[tuple[type[HeadraceError], int], ...] = (
     (UpdateRefused, 409),
     (PortsReserved, 409),
     (UpdateFailed, 500),
+    (AuditFailed, 503),
     (UpdateUnended, 504),
 )
 """The first that fits counts; any other error of ours is a 500 with its text."""
@@ -65,6 +69,9 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         stopping = threading.Event()
         supervising = threading.Thread(target=supervise_all, args=(service.weights.supervision, stopping))
         supervising.start()
+        # Not waited for: a replay may take as long as a request, and leaves nothing that has to be cleared up.
+        rounds = AuditRounds(service.store, audit_kept)
+        threading.Thread(target=rounds.keep, args=(stopping,), name="audits", daemon=True).start()
         yield
         stopping.set()
         await run_in_threadpool(supervising.join)

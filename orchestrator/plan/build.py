@@ -11,6 +11,7 @@ from dataclasses import replace
 from connectors.reference import REFERENCE_ABILITIES
 from connectors.types import Choice, EngineAbilities
 from orchestrator.errors import Complaint, PlanRefused
+from orchestrator.plan.audit import plan_audit
 from orchestrator.plan.check import check
 from orchestrator.plan.effective import EffectiveRoles, choose_defaults
 from orchestrator.plan.engine_units import plan_engines
@@ -105,6 +106,7 @@ def _lay_out(given: CheckInput, effective: EffectiveRoles, findings: tuple[Findi
         pool=pool.plan if pool else None,
         router=router.plan,
         weights=plan_weights(spec, facts),
+        audit=plan_audit(spec.audit, roles),
         prometheus_url=monitoring.url,
         port_span=ports.span,
         offload_probe=spec.checks.offload_probe,

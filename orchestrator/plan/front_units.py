@@ -76,6 +76,8 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         max_wait_s=spec.router.max_wait,
         readmit_streams=spec.weights is not None and spec.weights.in_flight == "readmit",
         skip_prefill_below_tokens=spec.router.skip_prefill_below_tokens,
+        audit_share=spec.audit.share,
+        audit_kept=spec.audit.kept,
         session_journal=str(facts.job_dir / "sessions.jsonl"),
         shutdown_grace_s=drain_s,
     )

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 
 from connectors.types import Choice, Role
 from deploy.unit import LaunchUnit, PlannedFile
+from orchestrator.plan.audit import AuditPlan
 from orchestrator.plan.weights import WeightsPlan
 
 Severity = Literal["error", "warning"]
@@ -85,6 +86,7 @@ class JobPlan:
     pool: PoolPlan | None
     router: RouterPlan
     weights: WeightsPlan
+    audit: AuditPlan
     prometheus_url: str | None
     port_span: tuple[int, int]
     """(first, end) of the ports that no other job may plan, `end` excluded; router.port comes on top."""

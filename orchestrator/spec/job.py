@@ -191,6 +191,17 @@ class ChecksSpec(SpecModel):
     """Whether a pool that never answers ends the job, is reported, or is not looked at."""
 
 
+class AuditSpec(SpecModel):
+    """Which finished requests are kept, so that an audit can replay them."""
+
+    share: Annotated[float, Field(ge=0, le=1)] = ROUTER_DEFAULTS["audit_share"].default
+    """Of the requests whose clients ask for token ids and log-probabilities; 0: none."""
+    kept: Annotated[int, Field(ge=1, le=1024)] = ROUTER_DEFAULTS["audit_kept"].default
+    """So many in each router worker, the newest; up to 8 MiB each."""
+    every: Annotated[Seconds, Field(ge=1)] | None = None
+    """How often `headrace serve` replays the newest of them, if there is one that it has not. Never when left out."""
+
+
 class JobSpec(SpecModel):
     """The root of a job file."""
 
@@ -215,3 +226,4 @@ class JobSpec(SpecModel):
     ports: PortsSpec = PortsSpec()
     monitoring: MonitoringSpec = MonitoringSpec()
     checks: ChecksSpec = ChecksSpec()
+    audit: AuditSpec = AuditSpec()

@@ -11,10 +11,12 @@ from types import TracebackType
 from typing import Any, Literal
 
 import httpx
+import msgspec
 
 from orchestrator.plan.types import RouterPlan
 from orchestrator.spec.weights import InFlightMode
 from orchestrator.weights.words import Order, ReplicaFacts, RouterFacts
+from router.core.finished import AuditOutcome, FinishedRequest
 from router.core.gate import GateState
 
 CALL_S = 10.0
@@ -63,6 +65,14 @@ class RouterClient:
             for each in answer["replicas"]
         }
         return RouterFacts(gate=answer["gate"], replicas=replicas)
+
+    def finished(self) -> list[FinishedRequest]:
+        """Those that were kept for an audit."""
+        return msgspec.convert(self._call("GET", "/finished", None, 0.0)["requests"], list[FinishedRequest])
+
+    def tell_audited(self, outcomes: Mapping[AuditOutcome, int]) -> None:
+        """How many requests had which outcome, for the metrics."""
+        self._call("POST", "/audited", {"outcomes": outcomes}, 0.0)
 
     def set_gate(self, gate: GateState, order: Order, timeout_s: float) -> None:
         self._command("/gate", order, timeout_s, gate=gate, timeout_s=timeout_s)

@@ -18,9 +18,11 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from router.core.finished import AuditOutcome, FinishedRequest
 from router.core.gate import GateState, Order
 from router.core.replies import Reply, error_reply, json_reply
 from router.io.desk import Desk
+from router.io.metrics import Metrics
 from router.io.poller import Poller
 from router.io.public import not_found
 from router.io.serving import HowInterrupted, RunningLeg, Told
@@ -44,6 +46,8 @@ class Floor(Protocol):
     async def interrupt(self, how: HowInterrupted, request_id: str | None = None) -> Told: ...
 
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]: ...
+
+    async def finished(self) -> list[FinishedRequest]: ...
 
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9._-]{1,128}\Z")]
@@ -100,6 +104,11 @@ class _InFlight(_Command, kw_only=True):
     timeout_s: float = 60.0
 
 
+class _Audited(msgspec.Struct, forbid_unknown_fields=True):
+    outcomes: dict[AuditOutcome, _Number]
+    """Requests by outcome."""
+
+
 _EPOCHS_SHOWN = 256
 _Body = TypeVar("_Body", bound=_Command)
 
@@ -118,6 +127,8 @@ class AdminTools:
     desk: Desk
     poller: Poller
     floor: Floor
+    counted: Metrics
+    """Of this process."""
 
 
 class AdminRoutes:
@@ -148,6 +159,20 @@ class AdminRoutes:
                 }
             )
         )
+
+    async def finished(self, _request: web.Request) -> web.StreamResponse:
+        """The requests that were kept for an audit, those of one worker in the order in which they ended."""
+        return _respond(json_reply({"requests": await self._tools.floor.finished()}))
+
+    async def audited(self, request: web.Request) -> web.StreamResponse:
+        """Count what an audit has found."""
+        try:
+            told: _Audited = msgspec.json.decode(await request.read(), type=_Audited)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            return _respond(error_reply(400, f"the body does not fit {request.path}: {error}", "outcomes"))
+        for outcome, requests in told.outcomes.items():
+            self._tools.counted.audited(outcome, requests)
+        return _respond(json_reply({"outcomes": told.outcomes}))
 
     async def set_gate(self, request: web.Request) -> web.StreamResponse:
         """Answers when the new state holds: with a closed gate, when engines have taken all that was sent to them."""
@@ -305,6 +330,8 @@ def admin_app(tools: AdminTools, token: str) -> web.Application:
     routes = AdminRoutes(tools)
     app = web.Application(middlewares=[_json_errors, _authorize(token)])
     app.router.add_get("/state", routes.state)
+    app.router.add_get("/finished", routes.finished)
+    app.router.add_post("/audited", routes.audited)
     app.router.add_post("/gate", routes.set_gate)
     app.router.add_post("/epochs", routes.commit_epoch)
     app.router.add_post("/in_flight", routes.in_flight)

@@ -23,11 +23,12 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.core.asks import Grant, LegEnd, Refusal
+from router.core.finished import FinishedRequest
 from router.core.fleet import ReplicaLost
 from router.core.gate import GateState
 from router.io import wire
 from router.io.desk import Desk
-from router.io.metrics import Counts, add_up, render
+from router.io.metrics import Counts, Metrics, add_up, render
 from router.io.serving import HowInterrupted, RunningLeg, Told
 from router.io.start import StartError
 from router.settings import RouterSettings
@@ -61,9 +62,11 @@ class _WorkerProcess:
 class Crew:
     """See the module text."""
 
-    def __init__(self, settings: RouterSettings, token: str) -> None:
+    def __init__(self, settings: RouterSettings, token: str, counted: Metrics) -> None:
+        """`counted`: by this process itself."""
         self._settings = settings
         self._token = token
+        self._counted = counted
         self._workers: dict[int, _WorkerProcess] = {}
         self._retired = Counts({}, {})
         self._numbers: set[int] = set()
@@ -148,10 +151,13 @@ class Crew:
         asked = await self._ask_all(question, list[str], takes_s=timeout_s)
         return sorted(set(_joined(asked)))
 
+    async def finished(self) -> list[FinishedRequest]:
+        return _joined(await self._ask_all(wire.WantsFinished, list[FinishedRequest]))
+
     async def metrics(self) -> bytes:
         """The exposition text: what all workers, and those before them, have counted."""
         await self._refresh_counts()
-        counts = add_up([self._retired, *(worker.counts for worker in self._workers.values())])
+        counts = add_up([self._retired, self._counted.counts(), *(worker.counts for worker in self._workers.values())])
         return render(counts, self._desk.dispatcher)
 
     # -- workers -------------------------------------------------------------------------------------------

@@ -30,6 +30,7 @@ from router.core.commands import (
     HandoffOutcome,
 )
 from router.core.dispatcher import Dispatcher
+from router.core.finished import AuditOutcome
 from router.core.gate import GATE_STATES
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -72,6 +73,7 @@ class Metrics:
         """What flows have counted, by `Count`."""
         self._requests: defaultdict[tuple[str, int], int] = defaultdict(int)
         """By route and status."""
+        self._audits: dict[AuditOutcome, int] = dict.fromkeys(get_args(AuditOutcome), 0)
         self._histograms: dict[_Key, Histogram] = {}
         # Visible from the start, so that the first one is a rise and not a new series.
         handoffs = [CountHandoff(outcome=outcome) for outcome in get_args(HandoffOutcome)]
@@ -84,6 +86,9 @@ class Metrics:
     def first_byte(self, route: str, seconds: float) -> None:
         self._observe("first_byte_seconds", route, seconds)
 
+    def audited(self, outcome: AuditOutcome, requests: int) -> None:
+        self._audits[outcome] += requests
+
     def counts(self) -> Counts:
         """A copy of everything."""
         made = Counts({}, {})
@@ -92,6 +97,7 @@ class Metrics:
         for count, value in self.counted.items():
             name, labels = _KEYS[type(count)](count)
             made.counters.setdefault(name, {})[labels] = value
+        made.counters["audits_total"] = {(outcome,): value for outcome, value in self._audits.items()}
         for (name, labels), histogram in self._histograms.items():
             copied = Histogram([*histogram.counts], histogram.sum)
             made.histograms.setdefault(name, {})[labels] = copied

@@ -18,6 +18,7 @@ from typing import Annotated
 import msgspec
 
 from router.core.events import Arrived
+from router.core.finished import REPLAY_HEADER, FinishedRequests
 from router.core.replies import Reply, error_reply, json_reply
 from router.core.split import ROUTE_OF_PATH
 from router.io.exchange import CLIENT_GONE, Exchange, ExchangeTools
@@ -26,6 +27,7 @@ from router.io.http1.server import Exchange as Watcher
 from router.io.http1.server import Responder
 from router.io.metrics import CONTENT_TYPE, Metrics
 from router.io.overview import Overview
+from router.io.recording import Recording
 from router.io.upstream import EngineReply
 from router.settings import RouterSettings
 
@@ -34,6 +36,7 @@ _log = logging.getLogger(__name__)
 OTHER_ROUTE = "other"
 """The route label of all paths that don't exist here."""
 MIN_VERSION_HEADER = b"x-headrace-min-version"
+_REPLAY_HEADER = REPLAY_HEADER.encode()
 _FORWARDED = (b"traceparent", b"tracestate")
 """Client headers that engines get too. Credentials and ids stay here."""
 
@@ -53,8 +56,11 @@ class _AbortRequests(msgspec.Struct, forbid_unknown_fields=True):
 class PublicPort:
     """See the module text."""
 
-    def __init__(self, settings: RouterSettings, tools: ExchangeTools, overview: Overview) -> None:
+    def __init__(
+        self, settings: RouterSettings, tools: ExchangeTools, overview: Overview, finished: FinishedRequests | None
+    ) -> None:
         self.metrics = tools.metrics
+        self._finished = finished
         self._overview = overview
         self._numbers = tools.numbers
         self._settings = settings
@@ -112,7 +118,12 @@ class PublicPort:
             asked_id=_text(asked_id) if asked_id else None,
             forwarded=b"".join([b"%b: %b\r\n" % (each, headers[each]) for each in _FORWARDED if each in headers]),
         )
-        exchange = Exchange(responder, arrived, self._tools, started)
+        kept = self._finished
+        if kept is not None and _REPLAY_HEADER not in headers and kept.wants(arrived.route, arrived.body):
+            recording = Recording(responder, arrived, kept)
+            exchange = recording.exchange = Exchange(recording, arrived, self._tools, started)
+        else:
+            exchange = Exchange(responder, arrived, self._tools, started)
         exchange.feed(arrived)
         return exchange
 

@@ -19,6 +19,7 @@ import msgspec
 
 from router.core.asks import Grant, Refusal
 from router.core.events import Interrupted, Thawed
+from router.core.finished import FinishedRequest, FinishedRequests
 from router.core.fleet import ReplicaLost
 from router.core.gate import Gate, GateState
 from router.io.leg import Leg
@@ -59,10 +60,12 @@ class _FenceState(msgspec.Struct):
 class Serving:
     """See the module text."""
 
-    def __init__(self, gate: Gate, upstream: Upstream) -> None:
+    def __init__(self, gate: Gate, upstream: Upstream, kept: FinishedRequests | None) -> None:
         self.open: dict[int, Exchange] = {}
         """Requests that have asked for a replica and have not left, by number."""
         self.gate = gate
+        self.kept = kept
+        """Finished requests, for an audit; None where none are kept."""
         self._upstream = upstream
         self._parked: list[Exchange] = []
         self._lost: list[ReplicaLost] = []
@@ -117,6 +120,9 @@ class Serving:
 
     async def running(self) -> list[RunningLeg]:
         return [_running(leg) for leg in self._upstream.legs()]
+
+    async def finished(self) -> list[FinishedRequest]:
+        return self.kept.all() if self.kept is not None else []
 
     async def settle(self, timeout_s: float) -> list[str]:
         """Wait until every leg is accepted or over; the request ids of those that are not in time."""

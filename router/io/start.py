@@ -17,6 +17,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from router.core.epochs import Salter
+from router.core.finished import FinishedRequests
 from router.core.gate import Gate
 from router.core.retry import RetryBudget
 from router.core.rules import FlowRules, FlowTools
@@ -97,6 +98,11 @@ def exchange_tools(
         numbers=numbers,
         tell_bytes_every_s=(settings.probe_interval_s + settings.probe_timeout_s) / 8,
     )
+
+
+def kept_for_audit(settings: RouterSettings) -> FinishedRequests | None:
+    share = settings.audit_share
+    return FinishedRequests(share=share, most=settings.audit_kept) if share > 0 else None
 
 
 def http_limits(settings: RouterSettings) -> HttpLimits:

@@ -140,6 +140,10 @@ class WantsCounts(_Message, frozen=True):
     question: int
 
 
+class WantsFinished(_Message, frozen=True):
+    question: int
+
+
 class Stop(_Message, frozen=True):
     """Drain and end."""
 
@@ -170,7 +174,18 @@ FromWorker = (
     | Answered
 )
 ToWorker = (
-    Hello | Decided | GateMoved | Lost | Interrupt | Settle | WantsRunning | WantsEnded | WantsCounts | Stop | Answered
+    Hello
+    | Decided
+    | GateMoved
+    | Lost
+    | Interrupt
+    | Settle
+    | WantsRunning
+    | WantsEnded
+    | WantsCounts
+    | WantsFinished
+    | Stop
+    | Answered
 )
 
 _LENGTH = 4

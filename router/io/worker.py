@@ -28,7 +28,7 @@ from router.io.http1.server import HttpServer
 from router.io.metrics import Metrics
 from router.io.public import PublicPort
 from router.io.serving import Serving
-from router.io.start import exchange_tools, http_limits, loop_factory, raise_open_files, tune_memory
+from router.io.start import exchange_tools, http_limits, kept_for_audit, loop_factory, raise_open_files, tune_memory
 from router.io.upstream import Upstream
 from router.settings import RouterSettings
 
@@ -117,7 +117,7 @@ class Worker:
         async with self._upstream as upstream:
             desk = RemoteDesk(self._link, self._serving)
             tools = exchange_tools(settings, desk, gate, upstream, self._counted, _numbers(hello.worker), hello.token)
-            public = PublicPort(settings, tools, RemoteOverview(self._link))
+            public = PublicPort(settings, tools, RemoteOverview(self._link), self._serving.kept)
             server = HttpServer(public.serve, http_limits(settings), public.refused)
             try:
                 bound = await server.start(settings.host, hello.port, reuse_port=True)
@@ -156,7 +156,7 @@ class Worker:
             case wire.Hello(settings=settings, token=token):
                 self._settings = RouterSettings.model_validate_json(settings)
                 self._upstream = Upstream(self._settings, token)
-                self._serving = Serving(Gate(), self._upstream)
+                self._serving = Serving(Gate(), self._upstream, kept_for_audit(self._settings))
                 self._hello.set_result(message)
             case wire.GateMoved(question=question, state=state):
                 self._serving.gate_moved_to(state)
@@ -180,6 +180,8 @@ class Worker:
                 value = await serving.running()
             case wire.WantsEnded(legs=legs, timeout_s=timeout_s):
                 value = await serving.ended(legs, timeout_s)
+            case wire.WantsFinished():
+                value = await serving.finished()
             case wire.WantsCounts():
                 value = self._counted.counts()
             case _:

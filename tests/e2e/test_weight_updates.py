@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.audits import ONE_BLOCK, PROMPT, ask_from_pool, audit, key_of_new_block, pool_client
 from tests.e2e.harness import Headrace, wait_until
 from tests.e2e.updates import (
     CONTROL_PORT,
@@ -99,6 +100,23 @@ def test_the_control_plane_is_killed_in_the_middle(
     assert difference(first, logprobs(job)) < SAME
 
 
+def test_an_audit_where_no_request_was_kept_probes(job: dict[str, Any], headrace: Headrace) -> None:
+    code, found = audit(headrace, NAME)
+    (probe,) = found["audited"]
+    assert (code, found["outcome"], probe["kind"]) == (0, "agrees", "probe"), found
+    assert probe["cached_tokens"] > 0
+
+
+def test_an_audit_of_a_request_that_came_from_the_pool(job: dict[str, Any], headrace: Headrace) -> None:
+    ask_from_pool(job, PROMPT, "first")
+    ask_from_pool(job, PROMPT, "second")
+    code, found = audit(headrace, NAME)
+    (kept,) = found["audited"]
+    assert (code, found["outcome"], kept["kind"]) == (0, "agrees", "request"), found
+    assert kept["cached_tokens"] > 0
+    assert kept["judgement"]["compared"] > 1
+
+
 def test_vllms_own_client_drives_the_whole_fleet(
     job: dict[str, Any], control: Control, checkpoints: tuple[Path, Path], first: list[list[float]]
 ) -> None:
@@ -122,6 +140,33 @@ def test_older_epochs_leave_the_pool(job: dict[str, Any], control: Control) -> N
     ]
     assert own
     assert {key for key in own if f"{job['pool']['cache_prefix']}.{epoch}@" not in key} == set()
+
+
+def test_an_audit_passes_over_requests_of_an_epoch_that_has_gone(job: dict[str, Any], headrace: Headrace) -> None:
+    code, found = audit(headrace, NAME)
+    kept, probe = found["audited"]
+    assert "has gone" in kept["skipped"]
+    assert (code, probe["kind"], found["outcome"]) == (0, "probe", "agrees"), found
+
+
+def test_an_audit_finds_kv_of_older_weights(
+    job: dict[str, Any], control: Control, checkpoints: tuple[Path, Path], headrace: Headrace
+) -> None:
+    """A block that was computed under the weights before lies where one of these weights is looked for."""
+    with pool_client(job) as pool:
+        old = pool.get(key_of_new_block(job, epoch_of(control), "third"))
+        control.wait_committed(control.push("step-5", checkpoints[1]))
+        key = key_of_new_block(job, epoch_of(control), "fourth")
+        assert pool.upsert(key, old) == 0
+    ask_from_pool(job, ONE_BLOCK, "fifth")
+    code, found = audit(headrace, NAME)
+    (kept,) = found["audited"]
+    assert (code, kept["finding"], kept["keys"]) == (1, "stale or corrupt KV", [key]), found
+    assert kept["judgement"]["off_by"] > 10 * kept["judgement"]["allowed"]
+
+
+def epoch_of(control: Control) -> int:
+    return int(control.get("/weights")["served"]["epoch"])
 
 
 def to_purge(control: Control) -> list[int]:

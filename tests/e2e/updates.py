@@ -123,6 +123,7 @@ def updated_job(control: Control, model: Path, pairs: int) -> Iterator[dict[str,
         monitoring={"enabled": False},
         handoff=PATIENT_HANDOFF,
         weights={"limits": {"grace": 2, "command": 60}},
+        audit={"share": 1},
     )
     table["engine"] |= {"max_model_len": 256, "kv_cache_memory_bytes": 32 << 20}
     assert control.client.post("/jobs", json=table).status_code == 202

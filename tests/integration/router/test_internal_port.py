@@ -16,6 +16,8 @@ ROUTES = [
     ("POST", "/replicas"),
     ("POST", "/replicas/decode-0/drain"),
     ("DELETE", "/replicas/decode-0"),
+    ("GET", "/finished"),
+    ("POST", "/audited"),
     ("GET", "/nowhere"),
 ]
 

@@ -160,6 +160,11 @@ def test_logs_of_a_job_that_never_started(cli: Cli) -> None:
     assert "nothing was started" in done.stderr
 
 
+def test_an_audit_of_a_job_that_does_not_serve(cli: Cli, stopped: FakeFleet) -> None:
+    assert "is stopped" in cli("audit", "demo", code=3).stderr
+    assert "'nobody'" in cli("audit", "nobody", code=1).stderr
+
+
 def test_a_state_folder_that_cannot_be_used(cli: Cli) -> None:
     cli.home.write_text("a file")
     said = cli("status", code=1).stderr
