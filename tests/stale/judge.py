@@ -127,9 +127,11 @@ class Across:
 def hits_across_epochs(replies: Sequence[Reply], everything: Sequence[Reply]) -> list[Across]:
     """Cached prompt tokens that nothing of the same epoch and salt in `everything` can have left behind.
 
-    A request that does not say the epochs of all its attempts may have run in any.
+    A request that does not say the epochs of all its attempts may have run in any, and one that was begun again may
+    find what it has itself left behind.
     """
-    found = ((reply, reply.cached_tokens - _known(reply, everything)) for reply in replies if reply.of_one_epoch)
+    asked = (reply for reply in replies if reply.of_one_epoch and reply.attempts == 1)
+    found = ((reply, reply.cached_tokens - _known(reply, everything)) for reply in asked)
     return [Across(reply=reply, tokens=tokens) for reply, tokens in found if tokens > 0]
 
 

@@ -105,3 +105,4 @@ def test_a_reply_that_was_begun_more_than_once_may_have_left_blocks_in_any_epoch
     hit = replace(AGAIN, epochs=(2,), versions=("weights-1-push-1",))
     assert across([FIRST, hit]) == 3 * BLOCK
     assert across([replace(FIRST, attempts=2), hit]) == 0
+    assert across([FIRST, replace(hit, attempts=2)]) == 0
