@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.spec.weights import InFlightMode, Strategy
+from orchestrator.store.updates import StoredRemark
 from orchestrator.weights.journal import PushOutcome, PushRecord
 from orchestrator.weights.words import Going, Phase, Position
 
@@ -38,10 +39,14 @@ class UpdateStatus(BaseModel):
     outcome: PushOutcome | None
     """None while it has not ended."""
     why: str
+    is_cancelled: bool
+    """Somebody has asked that it ends."""
 
 
 class UpdateList(BaseModel):
     updates: list[UpdateStatus]
+    remarks: list[StoredRemark]
+    """From which source engines joined, which were given up, what does not succeed; the newest last."""
 
 
 class ServedWeights(BaseModel):
@@ -86,6 +91,7 @@ def update_status(record: PushRecord) -> UpdateStatus:
         ended_at=record.ended_at,
         outcome=record.outcome,
         why=record.why,
+        is_cancelled=record.is_cancelled,
     )
 
 

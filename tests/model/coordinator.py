@@ -177,7 +177,9 @@ class Coordinators:
         return number
 
     def _made(self, position: Frozen) -> Coordinator:
-        return Coordinator(fleet=FLEET, position=read(position), join_limits=self._limits, join_mode="gpu_fetch")
+        return Coordinator(
+            fleet=FLEET, wipes_pool=False, position=read(position), join_limits=self._limits, join_mode="gpu_fetch"
+        )
 
     def _thawed(self, snapshot: _Snapshot) -> Coordinator:
         machine = self._made(snapshot.position)
@@ -185,6 +187,7 @@ class Coordinators:
         known = dict(snapshot.engines[1:])
         machine._known = Knowledge(
             fleet=FLEET,
+            wipes_pool=False,
             position=machine.position,
             engines={name: read(known[name]) for name in FLEET},
             router=read(snapshot.router),

@@ -16,7 +16,7 @@ FACTS = EngineFacts(instance="a-1", epoch=1, version="v0", unfit="", paused=Fals
 @pytest.fixture
 def known() -> Knowledge:
     position = first_position(1, "v0", {"version": "v0"})
-    return Knowledge(fleet={"a": "colocated"}, position=position, engines={"a": FACTS})
+    return Knowledge(fleet={"a": "colocated"}, wipes_pool=False, position=position, engines={"a": FACTS})
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_an_engine_holds_what_it_says_unless_that_cannot_be_believed(
 
 def test_a_load_closes_the_fence_until_the_next_epoch_is_confirmed(known: Knowledge) -> None:
     source = {"version": "v1"}
-    known.carried_out("a", acts.Load(instance="a-1", source=source, mode="gpu_fetch", limit_s=1.0))
+    known.carried_out("a", acts.Load(instance="a-1", source=source, peer="", mode="gpu_fetch", limit_s=1.0))
     assert known.engines == {"a": replace(FACTS, version="v1", epoch=None)}
     known.carried_out("a", acts.ConfirmEpoch(instance="a-1", epoch=2))
     assert known.engines == {"a": replace(FACTS, version="v1", epoch=2)}
