@@ -82,7 +82,7 @@ class EngineFacts:
     """A command about its weights is running."""
     lost: bool
     """This life cannot be trusted any more; only a restart mends it."""
-    served: Mapping[str, Any] | None = None
+    served: Mapping[str, Any] | None
     """The source under which peers can read its weights; None where it lets nobody."""
 
 
