@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from connectors.vllm_plugin.weights.settings import LoadMode
-from orchestrator.api.weight_schemas import UpdateList, UpdateStatus, WeightsStatus, update_status, weights_status
+from orchestrator.api.weight_schemas import UpdateStatus, WeightsStatus, update_list, update_status, weights_status
 from orchestrator.cli_show import print_json
 from orchestrator.compose import local_service
 from orchestrator.errors import UpdateRefused
@@ -85,7 +85,7 @@ def status(name: JobName, as_json: AsJson = False) -> None:
 def history(name: JobName, as_json: AsJson = False) -> None:
     """The updates of a job since it was started, and what else a person should know of its weights."""
     weights = _weights()
-    found = UpdateList(updates=[update_status(each) for each in weights.history(name)], remarks=weights.remarks(name))
+    found = update_list(weights.history(name), weights.remarks(name))
     if as_json:
         print_json(found.model_dump(mode="json"))
         return

@@ -10,6 +10,7 @@ from orchestrator.api.weight_schemas import (
     UpdateList,
     UpdateStatus,
     WeightsStatus,
+    update_list,
     update_status,
     weights_status,
 )
@@ -33,8 +34,8 @@ def weight_routes(weights: WeightService) -> APIRouter:
 
     @routes.get("/updates")
     async def history(name: str) -> UpdateList:
-        updates = [update_status(each) for each in await run_in_threadpool(weights.history, name)]
-        return UpdateList(updates=updates, remarks=await run_in_threadpool(weights.remarks, name))
+        records = await run_in_threadpool(weights.history, name)
+        return update_list(records, await run_in_threadpool(weights.remarks, name))
 
     @routes.get("/updates/{number}")
     async def one(name: str, number: int) -> UpdateStatus:

@@ -43,10 +43,17 @@ class UpdateStatus(BaseModel):
     """Somebody has asked that it ends."""
 
 
+class Remark(BaseModel):
+    """From which source an engine joined, why one was given up, what does not succeed."""
+
+    at: float
+    text: str
+
+
 class UpdateList(BaseModel):
     updates: list[UpdateStatus]
-    remarks: list[StoredRemark]
-    """From which source engines joined, which were given up, what does not succeed; the newest last."""
+    remarks: list[Remark]
+    """The newest last, in both."""
 
 
 class ServedWeights(BaseModel):
@@ -92,6 +99,13 @@ def update_status(record: PushRecord) -> UpdateStatus:
         outcome=record.outcome,
         why=record.why,
         is_cancelled=record.is_cancelled,
+    )
+
+
+def update_list(records: Sequence[PushRecord], remarks: Sequence[StoredRemark]) -> UpdateList:
+    return UpdateList(
+        updates=[update_status(each) for each in records],
+        remarks=[Remark(at=each.at, text=each.text) for each in remarks],
     )
 
 

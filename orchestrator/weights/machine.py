@@ -1,6 +1,6 @@
 """The coordinator of weight updates as a pure state machine: an event and the time go in, acts come out.
 
-                 +--> off (resume, open) ---------------------------+        called_off
+                 +--> off (resume, open) ---------------------------+        called_off, cancelled
                  |  nobody was touched                              |
     idle --> forward (prefetch ... load) --commit--> (confirm ... open) --> purge --> idle
       ^          |  loads failed too often           ^                              committed, rolled_back
