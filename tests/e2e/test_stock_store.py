@@ -38,7 +38,7 @@ def job(headrace: Headrace, checkpoints: tuple[Path, Path]) -> Iterator[dict[str
         kv_offload={"type": "mooncake", "cpu": {"num_bytes": 64 << 20}},
         roles={"colocated": {}},
         monitoring={"enabled": False},
-        weights={},
+        weights={"limits": {"grace": 2}},
     )
     table["engine"] |= {"max_model_len": 256, "kv_cache_memory_bytes": 32 << 20, "kv_transfer_config": STORE}
     try:

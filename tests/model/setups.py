@@ -40,7 +40,7 @@ def short_setups() -> list[Setup]:
         replace(each, turns=(1, 0), updates=1) for each in every_setup() if each.fault == "none" and not each.is_fine
     ]
     failing = [
-        Setup(strategy=strategy, in_flight="readmit", fault="load", turns=(1, 0), updates=1)
-        for strategy in get_args(Strategy)
+        Setup(strategy=strategy, in_flight="readmit", fault=fault, turns=(1, 0), updates=1)
+        for strategy, fault in product(get_args(Strategy), ("load", "cancel"))
     ]
     return [*quiet, *failing]
