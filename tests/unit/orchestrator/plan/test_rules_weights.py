@@ -78,7 +78,7 @@ def test_a24_a_pool_whose_keys_carry_no_epoch_is_wiped_by_each_update() -> None:
     assert not plan_of(pd_data(**WEIGHTS)).wipes_pool
 
 
-def test_a_pool_that_is_wiped_is_neither_in_use_nor_shared_meanwhile() -> None:
+def test_a20_a_pool_that_is_wiped_is_neither_in_use_nor_shared_meanwhile() -> None:
     rolling = with_stock_store(weights={"strategy": "rolling"})
     assert_error(rolling, "weights.strategy", "kv_transfer_config", "barrier")
     joined = {"pool": {"master": "10.0.0.9:50051"}}
