@@ -128,11 +128,9 @@ def test_an_update_that_hangs_is_cancelled(
     os.kill(decode, signal.SIGSTOP)
     try:
         number = control.push("step-5", checkpoints[1])
-        wait_until(
-            lambda: f"the update waits for the decode engine: {control.get('/weights')}",
-            lambda: (control.get("/weights")["course"] or {}).get("phase") == "pause_decode",
-        )
+        wait_for_course(control, phase="pause_decode")
         assert headrace.run("weights", "cancel", NAME, "--no-wait", timeout_s=60).returncode == 0
+        wait_for_course(control, going="off")
     finally:
         os.kill(decode, signal.SIGCONT)
     shown = headrace.run("weights", "cancel", NAME, timeout_s=UPDATE_S)
@@ -179,6 +177,14 @@ def test_older_epochs_leave_the_pool(job: dict[str, Any], control: Control) -> N
     ]
     assert own
     assert {key for key in own if f"{job['pool']['cache_prefix']}.{epoch}@" not in key} == set()
+
+
+def wait_for_course(control: Control, **wanted: str) -> None:
+    def is_there() -> bool:
+        course = control.get("/weights")["course"]
+        return course is not None and {name: course[name] for name in wanted} == wanted
+
+    wait_until(lambda: f"the update is at {wanted}: {control.get('/weights')}", is_there)
 
 
 def remarks(control: Control) -> list[str]:
