@@ -115,6 +115,11 @@ class WeightsAnswer:
     """Why it must not serve; empty where it may."""
     ranks: tuple[RankReport, ...]
 
+    @property
+    def served(self) -> Mapping[str, Any] | None:
+        """The source under which peers can read this engine's weights: the same on all ranks."""
+        return self.ranks[0].served if self.ranks else None
+
 
 class EngineClient:
     """One engine's routes. Every method raises `EngineCallFailed` where the engine does not do what was asked."""
@@ -235,7 +240,7 @@ class EngineClient:
         return self._weights_command("reset", instance, order, {})
 
     def serve_weights(self, instance: str, order: CommandOrder) -> WeightsAnswer:
-        """Let peers read this engine's weights: `served` of the reports is their source. Ends with the next load."""
+        """Let peers read this engine's weights: `served` of the answer is their source. Ends with the next load."""
         return self._weights_command("serve", instance, order, {})
 
     def weights(self) -> WeightsAnswer:

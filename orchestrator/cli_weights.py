@@ -1,4 +1,4 @@
-"""`headrace weights`: push new weights into a running job, and look at what it serves and how its updates went."""
+"""`headrace weights`: push new weights into a running job, cancel that, look at what it serves and how updates went."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from connectors.vllm_plugin.weights.settings import LoadMode
-from orchestrator.api.weight_schemas import UpdateStatus, WeightsStatus, update_status, weights_status
+from orchestrator.api.weight_schemas import UpdateStatus, WeightsStatus, update_list, update_status, weights_status
 from orchestrator.cli_show import print_json
 from orchestrator.compose import local_service
 from orchestrator.errors import UpdateRefused
@@ -47,12 +47,26 @@ def push(
     record = weights.push(name, version, _read_source(source), options)
     if wait:
         record = weights.see_through(name, record.number)
-    status = update_status(record)
-    if as_json:
-        print_json(status.model_dump(mode="json"))
-    else:
-        out.print(Text(_line(status)), soft_wrap=True)
+    _print(update_status(record), as_json=as_json)
     if wait and record.outcome != "committed":
+        raise typer.Exit(1)
+
+
+@app.command()
+def cancel(
+    name: JobName,
+    number: Annotated[int | None, typer.Option(help="Of the update; the newest when left out.")] = None,
+    wait: Annotated[bool, typer.Option(help="Until it has ended; else answer once it is noted.")] = True,
+    as_json: AsJson = False,
+) -> None:
+    """End an update: called off where no engine has begun to load, else the fleet goes back. Exit code 1 where it was
+    committed before."""
+    weights = _weights()
+    record = weights.cancel(name, weights.newest(name).number if number is None else number)
+    if wait:
+        record = weights.see_through(name, record.number)
+    _print(update_status(record), as_json=as_json)
+    if record.outcome == "committed":
         raise typer.Exit(1)
 
 
@@ -69,19 +83,22 @@ def status(name: JobName, as_json: AsJson = False) -> None:
 
 @app.command()
 def history(name: JobName, as_json: AsJson = False) -> None:
-    """The updates of a job since it was started."""
-    updates = [update_status(each) for each in _weights().history(name)]
+    """The updates of a job since it was started, and what else a person should know of its weights."""
+    weights = _weights()
+    found = update_list(weights.history(name), weights.remarks(name))
     if as_json:
-        print_json({"updates": [each.model_dump(mode="json") for each in updates]})
+        print_json(found.model_dump(mode="json"))
         return
     table = Table(box=None, pad_edge=False)
     for column in ("update", "version", "strategy", "asked", "took", "outcome", ""):
         table.add_column(column)
-    for each in updates:
-        asked = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(each.asked_at))
+    for each in found.updates:
         took = "" if each.ended_at is None else f"{each.ended_at - each.asked_at:.1f} s"
-        table.add_row(str(each.number), each.version, each.strategy, asked, took, each.outcome or "under way", each.why)
+        how = each.outcome or "under way"
+        table.add_row(str(each.number), each.version, each.strategy, _clock(each.asked_at), took, how, each.why)
     out.print(table)
+    for remark in found.remarks:
+        out.print(Text(f"{_clock(remark.at)}  {remark.text}"), soft_wrap=True)
 
 
 def _weights() -> WeightService:
@@ -114,6 +131,17 @@ def _show(found: WeightsStatus) -> None:
         out.print(Text(text), soft_wrap=True)
     if found.last is not None:
         out.print(Text(f"last: {_line(found.last)}"), soft_wrap=True)
+
+
+def _print(update: UpdateStatus, *, as_json: bool) -> None:
+    if as_json:
+        print_json(update.model_dump(mode="json"))
+    else:
+        out.print(Text(_line(update)), soft_wrap=True)
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _line(update: UpdateStatus) -> str:

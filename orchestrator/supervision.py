@@ -27,12 +27,12 @@ from orchestrator.store.updates import UpdateStore
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.watch import UnitNews, Watch
 from orchestrator.weights.acts import Command
-from orchestrator.weights.events import EngineCameUp, EngineEnded, Event, RouterCameUp, UpdateAsked
+from orchestrator.weights.events import Cancelled, EngineCameUp, EngineEnded, Event, RouterCameUp, UpdateAsked
 from orchestrator.weights.journal import Journal, PushRecord
 from orchestrator.weights.machine import Coordinator
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.runner import Runner
-from orchestrator.weights.words import Position, Update, first_position
+from orchestrator.weights.words import BY_REQUEST, Position, Update, first_position
 
 FIRST_EPOCH = 1
 OPENS_WITHIN_S = 120.0
@@ -95,7 +95,7 @@ class Supervision:
             while self.store.is_serving(name, job.run_id) and not is_over(runner.position):
                 for news in watch.look():
                     _tell(runner, watch, news)
-                _begin_asked(runner, journal, job.plan)
+                _take_asked(runner, journal, job.plan)
                 next_look = time.monotonic() + self.look_every_s
                 while (left_s := next_look - time.monotonic()) > 0:
                     runner.turn(left_s)
@@ -105,6 +105,7 @@ class Supervision:
         weights = job.plan.weights
         coordinator = Coordinator(
             fleet={engine.name: engine.role for engine in job.plan.engines},
+            wipes_pool=job.plan.wipes_pool,
             position=journal.newest() or _first_position(weights),
             join_limits=weights.limits,
             join_mode=weights.load_mode,
@@ -177,15 +178,21 @@ def _tell(runner: Runner, watch: Watch, news: UnitNews) -> None:
             runner.take(EngineCameUp(name=news.unit))
 
 
-def _begin_asked(runner: Runner, journal: Journal, plan: JobPlan) -> None:
-    """Begin the update that somebody has asked for since, if any."""
-    record = journal.asked_after(runner.position.last_update)
+def _take_asked(runner: Runner, journal: Journal, plan: JobPlan) -> None:
+    """Begin or cancel the update that somebody has asked for, if any."""
+    record = journal.unended()
     if record is None:
         return
-    try:
-        runner.take(UpdateAsked(update=_update(record, plan)))
-    except UpdateRefused as refused:
-        journal.refuse(record.number, str(refused))
+    is_begun = record.number <= runner.position.last_update
+    if is_begun and record.is_cancelled:
+        runner.take(Cancelled(update=record.number))
+    elif record.is_cancelled:
+        journal.end_unbegun(record.number, "cancelled", BY_REQUEST)
+    elif not is_begun:
+        try:
+            runner.take(UpdateAsked(update=_update(record, plan)))
+        except UpdateRefused as refused:
+            journal.end_unbegun(record.number, "refused", str(refused))
 
 
 def _update(record: PushRecord, plan: JobPlan) -> Update:

@@ -16,7 +16,7 @@ from orchestrator.errors import UpdateRefused, UpdateUnknown
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.store.jobs import SERVING, JobStore
-from orchestrator.store.updates import UpdateStore
+from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.weights.groups import rolling_refusal
 from orchestrator.weights.journal import Push, PushRecord, ask_for, position_of, pushes_of
@@ -86,8 +86,15 @@ class WeightService:
         if push.version in (served, FIRST_VERSION):
             raise UpdateRefused(f"version {push.version!r} names other weights already: name new weights anew")
         fleet = {engine.name: engine.role for engine in plan.engines}
-        if push.strategy == "rolling" and (refusal := rolling_refusal(fleet)):
+        if push.strategy == "rolling" and (refusal := rolling_refusal(fleet, wipes_pool=plan.wipes_pool)):
             raise UpdateRefused(refusal)
+
+    def cancel(self, name: str, number: int) -> PushRecord:
+        """Ask that an update ends: called off where no engine has begun to load, else the whole fleet goes back. Once
+        its version is committed, or it has ended, nothing changes. Raises `UpdateUnknown`."""
+        self.record(name, number)
+        self.updates.cancel(name, number)
+        return self.record(name, number)
 
     def record(self, name: str, number: int) -> PushRecord:
         """Raises `UpdateUnknown`."""
@@ -96,9 +103,21 @@ class WeightService:
                 return each
         raise UpdateUnknown(f"job {name!r} has no update {number}")
 
+    def newest(self, name: str) -> PushRecord:
+        """Raises `UpdateUnknown`."""
+        history = self.history(name)
+        if not history:
+            raise UpdateUnknown(f"job {name!r} has had no update")
+        return history[-1]
+
     def history(self, name: str) -> list[PushRecord]:
         self.store.get(name)
         return pushes_of(self.updates, name)
+
+    def remarks(self, name: str) -> list[StoredRemark]:
+        """What a person should know: engines that joined or were given up, steps that must succeed and do not."""
+        self.store.get(name)
+        return self.updates.remarks(name)
 
     def position(self, name: str) -> Position | None:
         """Where its coordinator is; None where the job has never come up."""

@@ -1,4 +1,4 @@
-"""`/jobs/{name}/weights`: push new weights, and look at what a job serves and how its updates went."""
+"""`/jobs/{name}/weights`: push new weights, cancel that, and look at what a job serves and how its updates went."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from orchestrator.api.weight_schemas import (
     UpdateList,
     UpdateStatus,
     WeightsStatus,
+    update_list,
     update_status,
     weights_status,
 )
@@ -33,10 +34,17 @@ def weight_routes(weights: WeightService) -> APIRouter:
 
     @routes.get("/updates")
     async def history(name: str) -> UpdateList:
-        return UpdateList(updates=[update_status(each) for each in await run_in_threadpool(weights.history, name)])
+        records = await run_in_threadpool(weights.history, name)
+        return update_list(records, await run_in_threadpool(weights.remarks, name))
 
     @routes.get("/updates/{number}")
     async def one(name: str, number: int) -> UpdateStatus:
         return update_status(await run_in_threadpool(weights.record, name, number))
+
+    @routes.delete("/updates/{number}", status_code=202)
+    async def cancel(name: str, number: int) -> UpdateStatus:
+        """Called off where no engine has begun to load, else rolled back; may be asked again. Answers once it is
+        noted."""
+        return update_status(await run_in_threadpool(weights.cancel, name, number))
 
     return routes

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.spec.weights import InFlightMode, Strategy
+from orchestrator.store.updates import StoredRemark
 from orchestrator.weights.journal import PushOutcome, PushRecord
 from orchestrator.weights.words import Going, Phase, Position
 
@@ -38,10 +39,21 @@ class UpdateStatus(BaseModel):
     outcome: PushOutcome | None
     """None while it has not ended."""
     why: str
+    is_cancelled: bool
+    """Somebody has asked that it ends."""
+
+
+class Remark(BaseModel):
+    """From which source an engine joined, why one was given up, what does not succeed."""
+
+    at: float
+    text: str
 
 
 class UpdateList(BaseModel):
     updates: list[UpdateStatus]
+    remarks: list[Remark]
+    """The newest last, in both."""
 
 
 class ServedWeights(BaseModel):
@@ -86,6 +98,14 @@ def update_status(record: PushRecord) -> UpdateStatus:
         ended_at=record.ended_at,
         outcome=record.outcome,
         why=record.why,
+        is_cancelled=record.is_cancelled,
+    )
+
+
+def update_list(records: Sequence[PushRecord], remarks: Sequence[StoredRemark]) -> UpdateList:
+    return UpdateList(
+        updates=[update_status(each) for each in records],
+        remarks=[Remark(at=each.at, text=each.text) for each in remarks],
     )
 
 

@@ -133,11 +133,14 @@ def _identity(
 ) -> dict[str, object]:
     """Everything that makes the KV of two runs incompatible though their keys look alike (A20)."""
     engine = pooled[0].engine
+    # On a master that others use too, a job of the same name elsewhere is another job.
+    owner = () if spec.pool.master is None else (facts.nodes[0].address, str(facts.job_dir))
     names = ("dtype", "kv_cache_dtype", "block_size", "quantization", "hf_overrides", "tensor_parallel_size")
     return {
         "model": facts.model.location,
         "revision": spec.model.revision,
         "files": facts.model.fingerprint,
+        **({"owner": owner} if owner else {}),
         **{name: engine.get(name) for name in names},
         "layout": (
             abilities.vllm_version,

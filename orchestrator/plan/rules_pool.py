@@ -1,4 +1,4 @@
-"""Rules on the pool: one master has one lease, one disk path, somebody who lends, and one owner of its wipes."""
+"""Rules on the pool: one master has one lease, one disk path, and somebody who lends."""
 
 from __future__ import annotations
 
@@ -76,15 +76,9 @@ def master_flags(given: CheckInput) -> Iterator[Finding]:
 
 
 def joined_master(given: CheckInput) -> Iterator[Finding]:
-    """[A20] Weights in place on a shared master need a wipe that ends at the job's own keys."""
     master = given.spec.pool.master
     if master is None:
         return
-    if given.spec.weights is not None:
-        problem = f"joins {master}, and [weights] needs a wipe that this version cannot limit to one job"
-        yield error(
-            "pool.master", problem, "let the job start a master of its own (drop pool.master), or drop [weights]"
-        )
     for name in ("lease_ttl", "master_flags"):
         if name in given.spec.pool.model_fields_set:
             yield warning(f"pool.{name}", f"has no effect on the running master {master}", "set it there")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from connectors.engine_argv import WEIGHT_ARGUMENTS
 from orchestrator.plan.resolve import RoleConfig, engine_field
-from orchestrator.plan.rules_base import CheckInput, error
+from orchestrator.plan.rules_base import CheckInput, error, warning
 from orchestrator.plan.types import Finding
 from orchestrator.spec.weights import WeightsSpec
 
@@ -71,4 +71,22 @@ def _quantized(given: CheckInput, role: RoleConfig, weights: WeightsSpec) -> Ite
         yield error("weights.load_mode", problem, 'set it to "cpu_prefetch"')
 
 
-RULES = (weights_can_be_replaced, engines_take_weights)
+def pool_keys_carry_epochs(given: CheckInput) -> Iterator[Finding]:
+    """[A24] Where they do not, one wipe clears the whole pool: no engine may be using it then, and no other job."""
+    if given.spec.weights is None:
+        return
+    for role in given.pooled:
+        if role.config.transfer_override is None:
+            continue
+        field = engine_field(given.spec, role.config.role, "kv_transfer_config")
+        problem = "has a store connector whose keys carry no epoch"
+        if given.spec.weights.strategy == "rolling":
+            mend = f'set it to "barrier", or drop {field}'
+            yield error("weights.strategy", f'is "rolling", and {field} {problem}', mend)
+        if given.spec.pool.master is not None:
+            mend = f"let the job start a master of its own (drop pool.master), or drop {field}"
+            yield error("pool.master", f"is joined, {field} {problem}, and an update wipes all that the pool has", mend)
+        yield warning(field, f"{problem}, so each update wipes the pool", "drop it to let Headrace compose the chain")
+
+
+RULES = (weights_can_be_replaced, engines_take_weights, pool_keys_carry_epochs)

@@ -95,6 +95,11 @@ class JobPlan:
     findings: tuple[Finding, ...]
 
     @property
+    def wipes_pool(self) -> bool:
+        """Older epochs leave the pool with all that it has, since nothing tells their keys apart."""
+        return self.pool is not None and not self.pool.epoch_keys
+
+    @property
     def errors(self) -> tuple[Finding, ...]:
         return tuple(finding for finding in self.findings if finding.severity == "error")
 

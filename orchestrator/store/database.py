@@ -60,7 +60,15 @@ SCHEMA = (
         outcome TEXT NOT NULL,
         why TEXT NOT NULL,
         ended_at REAL,
+        is_cancelled INTEGER NOT NULL,
         PRIMARY KEY (job, number)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS weight_remarks (
+        job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
+        at REAL NOT NULL,
+        text TEXT NOT NULL
     )
     """,
 )

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from orchestrator.errors import HeadraceError, UpdateRefused
 from orchestrator.store.database import Database
 
+REMARKS_KEPT = 200
+"""Per job."""
+
 
 class CoordinatorReplaced(HeadraceError):
     """Another coordinator has taken the job over, or its run is over: this one must not act any more."""
@@ -39,6 +42,17 @@ class StoredUpdate:
     """Empty while it has not ended."""
     why: str
     ended_at: float | None
+    is_cancelled: bool
+    """Somebody has asked that it ends."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRemark:
+    """Something that a person should know of a job's weights."""
+
+    text: str
+    at: float
+    """Unix time."""
 
 
 class UpdateStore:
@@ -100,9 +114,15 @@ class UpdateStore:
                 raise UpdateRefused(f"update {last['number']} of job {job!r} is under way: wait for its end")
             number = 1 if last is None else int(last["number"]) + 1
             connection.execute(
-                "INSERT INTO weight_updates VALUES (?, ?, ?, ?, '', '', NULL)", (job, number, request, now)
+                "INSERT INTO weight_updates VALUES (?, ?, ?, ?, '', '', NULL, 0)", (job, number, request, now)
             )
             return number
+
+    def cancel(self, job: str, number: int) -> None:
+        """Note that an update is no longer wanted. One that has ended stays as it is."""
+        query = "UPDATE weight_updates SET is_cancelled = 1 WHERE job = ? AND number = ? AND outcome = ''"
+        with self._database.transaction() as connection:
+            connection.execute(query, (job, number))
 
     def end(self, job: str, ended: EndedUpdate) -> None:
         """For one that was never begun: no record tells of it."""
@@ -121,9 +141,26 @@ class UpdateStore:
                     outcome=row["outcome"],
                     why=row["why"],
                     ended_at=row["ended_at"],
+                    is_cancelled=bool(row["is_cancelled"]),
                 )
                 for row in connection.execute(query, (job,))
             ]
+
+    def remark(self, job: str, remark: StoredRemark) -> None:
+        """Only the newest are kept: a step that must succeed is remarked upon until it does."""
+        with self._database.transaction() as connection:
+            connection.execute("INSERT INTO weight_remarks VALUES (?, ?, ?)", (job, remark.at, remark.text))
+            connection.execute(
+                "DELETE FROM weight_remarks WHERE job = ?1 AND rowid NOT IN"
+                " (SELECT rowid FROM weight_remarks WHERE job = ?1 ORDER BY rowid DESC LIMIT ?2)",
+                (job, REMARKS_KEPT),
+            )
+
+    def remarks(self, job: str) -> list[StoredRemark]:
+        """Of the job's present run, in their order."""
+        query = "SELECT text, at FROM weight_remarks WHERE job = ? ORDER BY rowid"
+        with self._database.transaction() as connection:
+            return [StoredRemark(text=row["text"], at=row["at"]) for row in connection.execute(query, (job,))]
 
 
 def _end(connection: sqlite3.Connection, job: str, ended: EndedUpdate) -> None:

@@ -41,9 +41,18 @@ class Pause:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Serve:
+    """Let peers read its weights, until it loads others."""
+
+    instance: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Load:
     instance: str
     source: Mapping[str, Any]
+    peer: str
+    """The engine whose weights the source is; empty for the source that came with the version."""
     mode: LoadMode
     limit_s: float
 
@@ -103,9 +112,15 @@ class Purge:
     epoch: int
 
 
-EngineAsk = ReadEngine | Prefetch | Pause | Load | ConfirmEpoch | Resume
+@dataclass(frozen=True, kw_only=True)
+class Wipe:
+    """Remove every key of the pool, by force."""
+
+
+EngineAsk = ReadEngine | Prefetch | Pause | Serve | Load | ConfirmEpoch | Resume
 RouterAsk = ReadRouter | SetGate | HandleInFlight | Drain | PublishEpoch
-Ask = EngineAsk | RouterAsk | Purge
+PoolAsk = Purge | Wipe
+Ask = EngineAsk | RouterAsk | PoolAsk
 
 
 @dataclass(frozen=True, kw_only=True)

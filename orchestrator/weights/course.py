@@ -9,8 +9,8 @@ from orchestrator.plan.weights import Limits
 from orchestrator.weights.phases import first_phase
 from orchestrator.weights.words import Commitment, Course, Ended, Going, Outcome, Phase, Position, Update
 
-OUTCOMES: dict[Going, Outcome] = {"forward": "committed", "back": "rolled_back", "off": "called_off"}
-"""Of a way that was gone to its end. Joining is no update and has none."""
+_OUTCOMES: dict[Going, Outcome] = {"forward": "committed", "back": "rolled_back", "off": "called_off"}
+"""Joining is no update and has none."""
 
 
 def new_attempt(position: Position) -> Position:
@@ -40,7 +40,7 @@ def begin_join(position: Position, limits: Limits, load_mode: LoadMode) -> Posit
 def enter(position: Position, phase: Phase) -> Position:
     """The version moves here and nowhere else: by the record that the update is at `commit`."""
     course = _of(position)
-    moved = replace(position, course=replace(course, phase=phase))
+    moved = replace(position, course=replace(course, phase=phase, is_written=course.is_written or phase == "load"))
     if phase != "commit":
         return moved
     committed = replace(position.committed, epoch=course.epoch)
@@ -62,16 +62,23 @@ def retry(position: Position) -> Position:
     return _with_new_epoch(new_attempt(position), again)
 
 
-def call_off(position: Position, why: str) -> Position:
+def call_off(position: Position, why: str, *, is_cancelled: bool) -> Position:
     course = _of(position)
     phase = first_phase(course.update.strategy, "off")
-    off = replace(course, going="off", phase=phase, epoch=position.committed.epoch, why=why)
+    off = replace(course, going="off", phase=phase, epoch=position.committed.epoch, why=why, is_cancelled=is_cancelled)
     return replace(new_attempt(position), course=off)
 
 
 def turn_back(position: Position, why: str) -> Position:
-    course = _course(_of(position).update, "back", epoch=0)
-    return _with_new_epoch(new_attempt(position), replace(course, why=why))
+    course = _of(position)
+    phase = first_phase(course.update.strategy, "back")
+    back = replace(course, going="back", phase=phase, group=(), failures=0, why=why)
+    return _with_new_epoch(new_attempt(position), back)
+
+
+def outcome_of(course: Course) -> Outcome:
+    """Once its way was gone to its end."""
+    return "cancelled" if course.is_cancelled else _OUTCOMES[course.going]
 
 
 def end(position: Position, outcome: Outcome, why: str) -> Position:
@@ -80,6 +87,12 @@ def end(position: Position, outcome: Outcome, why: str) -> Position:
 
 def leave(position: Position) -> Position:
     return replace(position, course=None)
+
+
+def wiped(position: Position) -> Position:
+    """Nothing of an older epoch is in the pool any more."""
+    committed = position.committed
+    return replace(position, epochs={committed.epoch: committed.version})
 
 
 def purged(position: Position, epoch: int) -> Position:
@@ -93,7 +106,17 @@ def _of(position: Position) -> Course:
 
 def _course(update: Update, going: Going, *, epoch: int) -> Course:
     phase = first_phase(update.strategy, going)
-    return Course(update=update, going=going, phase=phase, epoch=epoch, group=(), failures=0, why="")
+    return Course(
+        update=update,
+        going=going,
+        phase=phase,
+        epoch=epoch,
+        group=(),
+        failures=0,
+        is_written=False,
+        why="",
+        is_cancelled=False,
+    )
 
 
 def _with_new_epoch(position: Position, course: Course) -> Position:

@@ -14,7 +14,9 @@ class UpdateAsked:
 
 @dataclass(frozen=True, kw_only=True)
 class Cancelled:
-    why: str
+    """Somebody no longer wants this update."""
+
+    update: int
 
 
 @dataclass(frozen=True, kw_only=True)

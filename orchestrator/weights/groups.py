@@ -31,8 +31,13 @@ def serves(names: Mapping[str, int], fleet: Fleet) -> bool:
     return any(has_pair((name for name in names if names[name] == epoch), fleet) for epoch in set(names.values()))
 
 
-def rolling_refusal(fleet: Fleet) -> str:
-    """Why this fleet is too small to be updated by `rolling`; empty where it is not."""
+def rolling_refusal(fleet: Fleet, *, wipes_pool: bool) -> str:
+    """Why this fleet cannot be updated by `rolling`; empty where it can."""
+    if wipes_pool:
+        return (
+            "rolling needs pool keys that carry the epoch, and engines with a kv_transfer_config of the job file's own"
+            " have none: their pool is wiped while a barrier holds everybody"
+        )
     if _first_groups(fleet, fleet):
         return ""
     counts = {role: sum(each == role for each in fleet.values()) for role in ("prefill", "decode", "colocated")}

@@ -15,7 +15,7 @@ from pydantic import TypeAdapter
 
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.spec.weights import InFlightMode, Strategy
-from orchestrator.store.updates import EndedUpdate, UpdateStore
+from orchestrator.store.updates import EndedUpdate, StoredRemark, UpdateStore
 from orchestrator.weights.words import Outcome, Position
 
 PushOutcome = Literal[Outcome, "refused"]
@@ -50,6 +50,8 @@ class PushRecord:
     why: str
     """Why it was not committed, where it was not."""
     ended_at: float | None
+    is_cancelled: bool
+    """Somebody has asked that it ends."""
 
 
 class Journal:
@@ -69,13 +71,16 @@ class Journal:
         end = None if ended is None else _ended(ended.update, ended.outcome, ended.why)
         self._store.record(self._job, self._run_id, self._generation, _POSITION.dump_json(position).decode(), end)
 
-    def asked_after(self, number: int) -> PushRecord | None:
-        """The first push that was asked for later than this one and has not ended."""
-        pushes = pushes_of(self._store, self._job)
-        return next((each for each in pushes if each.number > number and each.outcome is None), None)
+    def unended(self) -> PushRecord | None:
+        """The push that was asked for and has not ended, begun or not: there is one at most."""
+        return next((each for each in pushes_of(self._store, self._job) if each.outcome is None), None)
 
-    def refuse(self, number: int, why: str) -> None:
-        self._store.end(self._job, _ended(number, "refused", why))
+    def end_unbegun(self, number: int, outcome: PushOutcome, why: str) -> None:
+        self._store.end(self._job, _ended(number, outcome, why))
+
+    def remark(self, text: str) -> None:
+        """For whoever looks at the job's history."""
+        self._store.remark(self._job, StoredRemark(text=text, at=time.time()))
 
 
 def _ended(number: int, outcome: PushOutcome, why: str) -> EndedUpdate:
@@ -103,6 +108,7 @@ def pushes_of(store: UpdateStore, job: str) -> list[PushRecord]:
             outcome=_OUTCOME.validate_python(each.outcome) if each.outcome else None,
             why=each.why,
             ended_at=each.ended_at,
+            is_cancelled=each.is_cancelled,
         )
         for each in store.updates(job)
     ]

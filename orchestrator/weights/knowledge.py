@@ -15,8 +15,10 @@ from orchestrator.weights.acts import (
     Drain,
     Load,
     Pause,
+    Prefetch,
     PublishEpoch,
     Resume,
+    Serve,
     SetGate,
 )
 from orchestrator.weights.groups import serving
@@ -26,6 +28,8 @@ from orchestrator.weights.words import Commitment, Course, EngineFacts, Fleet, P
 @dataclass
 class Knowledge:
     fleet: Fleet
+    wipes_pool: bool
+    """Epochs have no keys of their own in the pool: a barrier wipes it."""
     position: Position
     engines: dict[str, EngineFacts | None]
     """None: to be read back."""
@@ -39,6 +43,8 @@ class Knowledge:
     attempt sent and is still under way to one comes too late now; so what is read from here on is how it is."""
     failed: dict[str, str] = field(default_factory=dict)
     """Who refused the load (or prefetch) of this phase, and why."""
+    asked: set[str] = field(default_factory=set)
+    """Who has answered in this phase whether it serves its weights to peers."""
 
     @property
     def course(self) -> Course:
@@ -75,6 +81,11 @@ class Knowledge:
         """Engines with the target's weights, of whatever epoch."""
         return [name for name, engine in self.known() if self.held_version(engine) == self.target.version]
 
+    def lacking_load(self) -> list[str]:
+        """Who moves now, does not hold the target, and has not refused to load it."""
+        done = {*self.holders(), *self.failed}
+        return [name for name in self.movers() if name not in done]
+
     def confirmed(self) -> dict[str, str]:
         """Engines that hold the target and are confirmed for its epoch -> instance."""
         holders = self.holders()
@@ -83,6 +94,19 @@ class Knowledge:
             for name, engine in self.known()
             if name in holders and engine.epoch == self.target.epoch
         }
+
+    def is_untouched(self) -> bool:
+        """Does everyone still hold the committed version, in its epoch, whatever is still under way to them?"""
+        if not self.course.is_written:
+            return True
+        committed, movers, facts = self.position.committed, self.movers(), dict(self.known())
+        return all(
+            (name in self.sealed or name not in movers)
+            and name in facts
+            and facts[name].epoch == committed.epoch
+            and self.held_version(facts[name]) == committed.version
+            for name in self.present()
+        )
 
     def serving(self) -> dict[str, int]:
         assert self.router is not None
@@ -95,6 +119,8 @@ class Knowledge:
                 self._router_obeyed(ask)
             case Pause():
                 self.sealed.add(receiver)
+                self.engines[receiver] = None
+            case Serve():
                 self.engines[receiver] = None
             case _ if receiver in self.fleet:
                 engine = self.engines[receiver]
@@ -134,7 +160,9 @@ def _obeyed(engine: EngineFacts, ask: Ask) -> EngineFacts:
         case Resume():
             return replace(engine, paused=False)
         case Load():
-            return replace(engine, version=str(ask.source["version"]), epoch=None, unfit="")
+            return replace(engine, version=str(ask.source["version"]), epoch=None, unfit="", served=None)
+        case Prefetch():
+            return replace(engine, served=None)
         case ConfirmEpoch():
             return replace(engine, epoch=ask.epoch)
     return engine

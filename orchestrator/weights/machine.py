@@ -1,6 +1,6 @@
 """The coordinator of weight updates as a pure state machine: an event and the time go in, acts come out.
 
-                 +--> off (resume, open) ---------------------------+        called_off
+                 +--> off (resume, open) ---------------------------+        called_off, cancelled
                  |  nobody was touched                              |
     idle --> forward (prefetch ... load) --commit--> (confirm ... open) --> purge --> idle
       ^          |  loads failed too often           ^                              committed, rolled_back
@@ -29,6 +29,7 @@ from orchestrator.weights.acts import (
     POOL,
     ROUTER,
     Act,
+    Ask,
     Command,
     ConfirmEpoch,
     Finish,
@@ -38,23 +39,26 @@ from orchestrator.weights.acts import (
     Record,
     Restart,
     Say,
+    Serve,
+    Wipe,
 )
-from orchestrator.weights.course import OUTCOMES
 from orchestrator.weights.groups import has_pair, next_group, rolling_refusal, serves
 from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.needs import need_of, receivers
-from orchestrator.weights.phases import AFTER_GROUPS, BEFORE_WRITES, CALLABLE_OFF, limit_s, next_phase
+from orchestrator.weights.phases import AFTER_GROUPS, CALLABLE_OFF, limit_s, next_phase
 from orchestrator.weights.post import Post
-from orchestrator.weights.words import Fleet, Outcome, Phase, Position, Update
+from orchestrator.weights.words import BY_REQUEST, Fleet, Outcome, Phase, Position, Update
 
 
 class Coordinator:
     """One job's."""
 
-    def __init__(self, *, fleet: Fleet, position: Position, join_limits: Limits, join_mode: LoadMode) -> None:
+    def __init__(
+        self, *, fleet: Fleet, wipes_pool: bool, position: Position, join_limits: Limits, join_mode: LoadMode
+    ) -> None:
         """`position` is the journal's newest; `join_limits` and `join_mode` are for engines that join while no update
         runs."""
-        self._known = Knowledge(fleet=fleet, position=position, engines=dict.fromkeys(fleet))
+        self._known = Knowledge(fleet=fleet, wipes_pool=wipes_pool, position=position, engines=dict.fromkeys(fleet))
         self._post = Post()
         self._join_limits = join_limits
         self._join_mode = join_mode
@@ -92,7 +96,7 @@ class Coordinator:
             case events.UpdateAsked():
                 self._begin(event.update, now)
             case events.Cancelled():
-                self._cancel(event.why, now)
+                self._cancel(event.update, now)
             case events.Answered() | events.OutcomeLost() | events.EngineRead() | events.RouterRead():
                 self._take_outcome(event, now)
             case events.EngineEnded():
@@ -114,6 +118,8 @@ class Coordinator:
         if command is None:
             return
         name = command.receiver
+        if isinstance(command.ask, Serve):
+            self._known.asked.add(name)
         match event:
             case events.EngineRead(facts=facts):
                 self._known.engines[name] = facts
@@ -125,11 +131,20 @@ class Coordinator:
                 self._known.router = facts
             case events.Answered(error=""):
                 self._known.carried_out(name, command.ask)
-                if isinstance(command.ask, Purge):
-                    self._record(courses.purged(self.position, command.ask.epoch))
+                self._note(name, command.ask)
             case events.Answered() | events.OutcomeLost():
                 self._unsettle(command, event.error if isinstance(event, events.Answered) else "")
                 self._post.rest(name, now + self._limits.again_s)
+
+    def _note(self, name: str, done: Ask) -> None:
+        match done:
+            case Purge():
+                self._record(courses.purged(self.position, done.epoch))
+            case Wipe():
+                self._record(courses.wiped(self.position))
+            case Load() if self._known.course.going != "forward":
+                where = done.peer or "its own source"
+                self._acts.append(Say(text=f"{name} has loaded version {done.source['version']} from {where}"))
 
     def _unsettle(self, command: Command, error: str) -> None:
         """Refused, or nobody knows: what the receiver is now has to be read back."""
@@ -153,17 +168,20 @@ class Coordinator:
             raise UpdateRefused(f"update {update.number} is not above {self.position.last_update}, the newest so far")
         if update.version == self.position.committed.version:
             raise UpdateRefused(f"version {update.version!r} is what the job serves already: name new weights anew")
-        if update.strategy == "rolling" and (refusal := rolling_refusal(self._known.fleet)):
+        known = self._known
+        if update.strategy == "rolling" and (refusal := rolling_refusal(known.fleet, wipes_pool=known.wipes_pool)):
             raise UpdateRefused(refusal)
         self._forget_open()
         self._go(courses.begin(self.position, update), now)
 
-    def _cancel(self, why: str, now: float) -> None:
+    def _cancel(self, update: int, now: float) -> None:
         """Until the version has moved. Afterwards the way forward is the only one."""
         course = self.position.course
-        if course is not None and course.going == "forward" and course.epoch != self.position.committed.epoch:
+        if course is None or course.update.number != update or course.epoch == self.position.committed.epoch:
+            return
+        if course.going == "forward":
             self._forget_open()
-            self._turn(f"cancelled: {why}", now)
+            self._turn(BY_REQUEST, now, is_cancelled=True)
 
     def _forget_open(self) -> None:
         """Whoever has a command open may or may not have obeyed it."""
@@ -235,7 +253,11 @@ class Coordinator:
             if course.update.strategy == "barrier" and not has_pair(known.holders(), known.fleet):
                 return False
             return self._enter_next(next_phase(course), now)
-        if course.failures + 1 < course.update.limits.tries:
+        # What is served may have lost its source, and a peer is asked from the second try on.
+        tries = course.update.limits.tries if course.going == "forward" else max(course.update.limits.tries, 2)
+        if course.failures + 1 < tries:
+            if course.going != "forward":
+                self._acts.append(Say(text=f"{_told(failed)}; tried again"))
             self._go(courses.retry(self.position), now)
         elif course.going == "forward":
             self._turn(_told(failed), now)
@@ -253,10 +275,12 @@ class Coordinator:
         if course.going == "forward" and course.phase in CALLABLE_OFF and not engines_alone:
             self._forget_open()
             return self._turn(f"{why}: {', '.join(lacking)}", now)
-        if course.phase == "purge":
+        if course.phase == "purge" or lacking == [POOL]:
             self._forget_open()
-            self._acts.append(Say(text=f"{why}; the next update's purge tries again"))
-            self._record(courses.leave(self.position))
+            self._known.answered.add(POOL)
+            self._acts.append(Say(text=f"{why}: older epochs stay in the pool until the next update"))
+            if course.phase == "purge":
+                self._record(courses.leave(self.position))
         elif late:
             for name in late:
                 self._give_up(name, why)
@@ -267,24 +291,13 @@ class Coordinator:
             self._restart_clock(now)
         return True
 
-    def _turn(self, why: str, now: float) -> bool:
+    def _turn(self, why: str, now: float, *, is_cancelled: bool = False) -> bool:
         """Forward is no longer wanted, or does not work."""
-        move = courses.call_off if self._is_untouched() else courses.turn_back
-        self._go(move(self.position, why), now)
+        if self._known.is_untouched():
+            self._go(courses.call_off(self.position, why, is_cancelled=is_cancelled), now)
+        else:
+            self._go(courses.turn_back(self.position, why), now)
         return True
-
-    def _is_untouched(self) -> bool:
-        known, course, committed = self._known, self._known.course, self.position.committed
-        if course.phase == "prefetch" or (course.update.strategy == "barrier" and course.phase in BEFORE_WRITES):
-            return True
-        facts = dict(known.known())
-        return all(
-            (name in known.sealed or name not in known.movers())
-            and name in facts
-            and facts[name].epoch == committed.epoch
-            and known.held_version(facts[name]) == committed.version
-            for name in known.present()
-        )
 
     def _give_up(self, name: str, why: str) -> None:
         """Close its fence if it still listens, and start another life of it."""
@@ -323,14 +336,15 @@ class Coordinator:
         return True
 
     def _enter_next(self, phase: Phase | None, now: float) -> bool:
-        going, why = self._known.course.going, self._known.course.why
+        course = self._known.course
         if phase == "purge":
-            self._finish(courses.enter(courses.end(self.position, OUTCOMES[going], why), phase))
+            ended = courses.end(self.position, courses.outcome_of(course), course.why)
+            self._finish(courses.enter(ended, phase))
             self._settle_in(now)
         elif phase is not None:
             self._go(courses.enter(self.position, phase), now)
-        elif going == "off":
-            self._end(OUTCOMES[going], why)
+        elif course.going == "off":
+            self._end(courses.outcome_of(course), course.why)
         else:
             self._record(courses.leave(self.position))
         return True
@@ -350,6 +364,7 @@ class Coordinator:
     def _settle_in(self, now: float) -> None:
         self._known.answered.clear()
         self._known.failed.clear()
+        self._known.asked.clear()
         self._restart_clock(now)
 
     def _restart_clock(self, now: float) -> None:

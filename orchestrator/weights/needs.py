@@ -16,6 +16,7 @@ from orchestrator.weights.acts import (
     HandleInFlight,
     Load,
     Pause,
+    PoolAsk,
     Prefetch,
     PublishEpoch,
     Purge,
@@ -23,10 +24,13 @@ from orchestrator.weights.acts import (
     ReadRouter,
     Resume,
     RouterAsk,
+    Serve,
     SetGate,
+    Wipe,
 )
 from orchestrator.weights.groups import serves
 from orchestrator.weights.knowledge import Knowledge
+from orchestrator.weights.origin import origin, peer_to_ask
 from orchestrator.weights.words import EngineFacts, Phase, RouterFacts
 
 _PAUSED_IN: dict[Phase, tuple[Role, ...]] = {
@@ -50,9 +54,12 @@ def need_of(receiver: str, known: Knowledge, *, is_due: bool) -> Ask | None:
     engine = known.engines[receiver]
     if engine is None or engine.loading:
         return ReadEngine()
-    if known.position.course is None or receiver not in known.movers():
+    if known.position.course is None:
         return None
-    return _engine_need(receiver, engine, known)
+    need = _engine_need(receiver, engine, known) if receiver in known.movers() else None
+    if need is None and receiver == peer_to_ask(known):
+        return Serve(instance=engine.instance)
+    return need
 
 
 def _engine_need(name: str, engine: EngineFacts, known: Knowledge) -> EngineAsk | None:
@@ -67,13 +74,14 @@ def _engine_need(name: str, engine: EngineFacts, known: Knowledge) -> EngineAsk 
             # Also where it is paused already: a resume or load that is still under way to it is older from now on.
             if known.fleet[name] in _PAUSED_IN[course.phase] and not (engine.paused and name in known.sealed):
                 return Pause(instance=engine.instance)
-            if course.phase == "load" and not holds and name not in known.failed:
-                update = course.update
+            wants_load = course.phase == "load" and not holds and name not in known.failed
+            if wants_load and (found := origin(known)) is not None:
                 return Load(
                     instance=engine.instance,
-                    source=target.source,
-                    mode=update.load_mode,
-                    limit_s=update.limits.load_s,
+                    source=found.source,
+                    peer=found.peer,
+                    mode=course.update.load_mode,
+                    limit_s=course.update.limits.load_s,
                 )
         case "confirm":
             if holds and engine.epoch != target.epoch:
@@ -142,9 +150,13 @@ def _admission(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
     return None
 
 
-def _pool_need(known: Knowledge) -> Purge | None:
-    """Every epoch before the committed one, the oldest first."""
-    if known.position.course is None or known.course.phase != "purge":
-        return None
+def _pool_need(known: Knowledge) -> PoolAsk | None:
+    """Every epoch before the committed one, the oldest first; or all of them while everybody is paused."""
     oldest = min(known.position.epochs)
-    return Purge(epoch=oldest) if oldest < known.position.committed.epoch else None
+    if known.position.course is None or oldest >= known.position.committed.epoch:
+        return None
+    course = known.course
+    if known.wipes_pool:
+        is_frozen = course.phase == "confirm" and course.update.strategy == "barrier"
+        return Wipe() if is_frozen and POOL not in known.answered else None
+    return Purge(epoch=oldest) if course.phase == "purge" else None

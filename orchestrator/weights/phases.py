@@ -39,10 +39,6 @@ _SEQUENCES: dict[tuple[Strategy, Going], tuple[Phase, ...]] = {
 AFTER_GROUPS: dict[Going, Phase] = {"forward": "commit", "back": "commit", "join": "open"}
 """Where `choose` goes once nobody is left to move."""
 
-BEFORE_WRITES: frozenset[Phase] = frozenset(
-    {"prefetch", "hold", "in_flight", "choose", "drain", "pause_prefill", "freeze", "pause_decode"}
-)
-"""Nobody of those who move now has been written to."""
 CALLABLE_OFF: frozenset[Phase] = frozenset({"prefetch", "hold", "in_flight", "drain", "freeze"})
 """Phases that are given up, together with the update, where prefetches or the router take too long."""
 

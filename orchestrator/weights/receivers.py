@@ -22,7 +22,7 @@ from connectors.pool_client import PoolCallFailed, PoolClient
 from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.plan.weights import Limits
 from orchestrator.weights import acts
-from orchestrator.weights.acts import Command, EngineAsk, RouterAsk
+from orchestrator.weights.acts import Command, EngineAsk, PoolAsk, RouterAsk
 from orchestrator.weights.events import Answered, EngineRead, Event, OutcomeLost, RouterRead
 from orchestrator.weights.router_client import RouterCallFailed, RouterClient, RouterRefused
 from orchestrator.weights.words import EngineFacts, Order
@@ -48,8 +48,8 @@ class Receivers:
         order, ask = command.order, command.ask
         try:
             match ask:
-                case acts.Purge():
-                    self._purge(ask.epoch)
+                case acts.Purge() | acts.Wipe():
+                    self._clear_pool(ask)
                     return Answered(order=order)
                 case acts.ReadRouter() | acts.SetGate() | acts.HandleInFlight() | acts.Drain() | acts.PublishEpoch():
                     with RouterClient(self.plan.router) as router:
@@ -63,13 +63,17 @@ class Receivers:
             _log.info("%s: %s", command.receiver, error)
             return OutcomeLost(order=order)
 
-    def _purge(self, epoch: int) -> None:
-        """Where epochs have no keys of their own, an older one's are never read again and go as the pool fills. Raises
-        `PoolCallFailed`."""
+    def _clear_pool(self, ask: PoolAsk) -> None:
+        """Raises `PoolCallFailed`."""
         pool = self.plan.pool
-        if pool is not None and pool.epoch_keys:
-            client = PoolClient(python=pool.python, master_address=pool.master_address, metrics_url=pool.metrics_url)
-            client.purge_epoch(pool.cache_prefix, epoch, self._limits.command_s)
+        if pool is None:
+            return
+        client = PoolClient(python=pool.python, master_address=pool.master_address, metrics_url=pool.metrics_url)
+        match ask:
+            case acts.Purge():
+                client.purge_epoch(pool.cache_prefix, ask.epoch, self._limits.command_s)
+            case acts.Wipe():
+                client.wipe(self._limits.command_s)
 
     def _tell_engine(self, engine: EnginePlan, ask: EngineAsk, order: Order) -> Event:
         """Raises `EngineCallFailed`."""
@@ -86,6 +90,8 @@ class Receivers:
                     client.confirm_epoch(ask.instance, ask.epoch, given)
                 case acts.Prefetch():
                     return self._prefetch(client, ask, order)
+                case acts.Serve():
+                    return _verdict(order, client.serve_weights(ask.instance, given))
                 case acts.Load():
                     options = LoadOptions(mode=ask.mode, limit_s=ask.limit_s)
                     return _verdict(order, client.load_weights(ask.instance, ask.source, given, options))
@@ -109,10 +115,10 @@ class Receivers:
 
 def _read(client: EngineClient, *, takes_weights: bool) -> EngineFacts:
     """Raises `EngineCallFailed`, also where the answers are of two lives."""
-    before = client.fence().instance
+    before, served = client.fence().instance, None
     if takes_weights and not client.fence().running:
         # What the fence says of the weights is what the ranks said last.
-        client.weights()
+        served = client.weights().served
     paused, fence = client.is_paused(), client.fence()
     if fence.instance != before:
         raise EngineCallFailed("another life of the engine answers")
@@ -124,6 +130,7 @@ def _read(client: EngineClient, *, takes_weights: bool) -> EngineFacts:
         paused=paused,
         loading=bool(fence.running),
         lost=fence.lost,
+        served=served,
     )
 
 

@@ -55,10 +55,10 @@ class Runner:
                     # Never waited for at the end: a receiver may be silent for as long as its command may take.
                     threading.Thread(target=self._send, args=(act,), name=f"to {act.receiver}", daemon=True).start()
                 case acts.Restart():
-                    _log.warning("%s is given up and started again: %s", act.name, act.why)
+                    self._remark(f"{act.name} is given up and started again: {act.why}")
                     self._restart(act.name, act.why)
                 case acts.Say():
-                    _log.warning("%s", act.text)
+                    self._remark(act.text)
                 case acts.Finish():
                     _log.info("update %d: %s %s", act.ended.update, act.ended.outcome, act.ended.why)
 
@@ -71,6 +71,10 @@ class Runner:
         except Empty:
             event = Ticked()
         self.take(event)
+
+    def _remark(self, text: str) -> None:
+        _log.warning("%s", text)
+        self._journal.remark(text)
 
     def _send(self, command: acts.Command) -> None:
         try:

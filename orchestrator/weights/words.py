@@ -36,8 +36,11 @@ Phase = Literal[
     "open",
     "purge",
 ]
-Outcome = Literal["committed", "rolled_back", "called_off", "fenced"]
-"""fenced: neither the new nor the old version has a pair of engines; the gate stays closed until engines join."""
+Outcome = Literal["committed", "rolled_back", "called_off", "cancelled", "fenced"]
+"""cancelled: called off because somebody asked for it. fenced: neither the new nor the old version has a pair of
+engines; the gate stays closed until engines join."""
+BY_REQUEST = "by request"
+"""Why an update that was cancelled has ended."""
 
 
 class Order(NamedTuple):
@@ -79,6 +82,8 @@ class EngineFacts:
     """A command about its weights is running."""
     lost: bool
     """This life cannot be trusted any more; only a restart mends it."""
+    served: Mapping[str, Any] | None
+    """The source under which peers can read its weights; None where it lets nobody."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +123,12 @@ class Course:
     """Who moves now in a rolling update, or joins; of no meaning in a barrier, where everyone moves."""
     failures: int
     """Rounds of loads in this direction that have failed."""
+    is_written: bool
+    """Its loads have begun: recorded before the first of them."""
     why: str
     """Why the fleet turned round; empty while it goes forward."""
+    is_cancelled: bool
+    """It was called off because somebody asked for that."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,15 +14,18 @@ import httpx
 import pytest
 
 from tests.e2e.audits import ONE_BLOCK, PROMPT, ask_from_pool, audit, key_of_new_block, pool_client
-from tests.e2e.harness import Headrace, wait_until
+from tests.e2e.harness import UP_TIMEOUT_S, Headrace, unit_pid, wait_until
 from tests.e2e.updates import (
     CONTROL_PORT,
     NAME,
     OTHER,
+    PROMPTS,
     SAME,
     TOKEN,
+    UPDATE_S,
     Control,
     check,
+    complete,
     control_plane,
     difference,
     logprobs,
@@ -74,6 +80,7 @@ def test_the_command_line_shows_it(job: dict[str, Any], control: Control, headra
     assert shown.returncode == 0, shown.stderr
     assert '"version": "step-1"' in shown.stdout
     refused = headrace.run("weights", "push", NAME, str(headrace.home / "nothing"), timeout_s=60)
+    assert headrace.run("weights", "cancel", NAME, timeout_s=60).returncode == 1, "it is committed"
     assert (refused.returncode, "neither a folder nor a file" in refused.stderr) == (1, True)
     history = headrace.run("weights", "history", NAME, timeout_s=60)
     assert "committed" in history.stdout
@@ -131,6 +138,54 @@ def test_vllms_own_client_drives_the_whole_fleet(
     assert difference(first, logprobs(job)) < SAME
 
 
+def test_an_update_that_hangs_is_cancelled(
+    job: dict[str, Any], control: Control, checkpoints: tuple[Path, Path], first: list[list[float]], headrace: Headrace
+) -> None:
+    epoch = serves(job, control, "step-4")
+    decode = unit_pid(control.get(""), "decode-0")
+    os.kill(decode, signal.SIGSTOP)
+    try:
+        number = control.push("step-5", checkpoints[1])
+        wait_for_course(control, phase="pause_decode")
+        assert headrace.run("weights", "cancel", NAME, "--no-wait", timeout_s=60).returncode == 0
+        wait_for_course(control, going="off")
+    finally:
+        os.kill(decode, signal.SIGCONT)
+    shown = headrace.run("weights", "cancel", NAME, timeout_s=UPDATE_S)
+    assert (shown.returncode, "cancelled" in shown.stdout) == (0, True), shown.stderr
+    assert control.outcome(number) == ("cancelled", "by request")
+    wait_until("the router serves again", lambda: complete(job, PROMPTS[0], "again").status == 200)
+    assert serves(job, control, "step-4") == epoch
+    assert difference(first, logprobs(job)) < SAME
+
+
+def test_an_engine_that_is_killed_loads_what_is_served_from_its_peer(
+    job: dict[str, Any],
+    control: Control,
+    checkpoints: tuple[Path, Path],
+    first: list[list[float]],
+    tmp_path: Path,
+) -> None:
+    """The folder that the version came from is gone since."""
+    folder = tmp_path / "step-6"
+    shutil.copytree(checkpoints[1], folder)
+    # A CPU packs weights when they are loaded, so what an engine can serve is its copy in host memory.
+    control.wait_committed(control.push("step-6", folder, load_mode="cpu_prefetch"))
+    of_step_6 = logprobs(job)
+    assert difference(first, of_step_6) > OTHER
+    shutil.rmtree(folder)
+    os.kill(unit_pid(control.get(""), "decode-0"), signal.SIGKILL)
+    joined = "decode-0 has loaded version step-6 from prefill-0"
+    wait_until(
+        lambda: f"the engine joins: {control.get('/weights')} {remarks(control)}",
+        lambda: joined in remarks(control) and control.get("/weights")["course"] is None,
+        timeout_s=UP_TIMEOUT_S,
+    )
+    wait_until("the router serves again", lambda: complete(job, PROMPTS[0], "again").status == 200)
+    serves(job, control, "step-6")
+    assert difference(of_step_6, logprobs(job)) < SAME
+
+
 def test_older_epochs_leave_the_pool(job: dict[str, Any], control: Control) -> None:
     wait_until(lambda: f"older epochs are purged: {control.get('/weights')}", lambda: not to_purge(control))
     url = str(job["pool"]["metrics_url"]).replace("/metrics", "/get_all_keys")
@@ -167,6 +222,18 @@ def test_an_audit_finds_kv_of_older_weights(
 
 def epoch_of(control: Control) -> int:
     return int(control.get("/weights")["served"]["epoch"])
+
+
+def wait_for_course(control: Control, **wanted: str) -> None:
+    def is_there() -> bool:
+        course = control.get("/weights")["course"]
+        return course is not None and {name: course[name] for name in wanted} == wanted
+
+    wait_until(lambda: f"the update is at {wanted}: {control.get('/weights')}", is_there)
+
+
+def remarks(control: Control) -> list[str]:
+    return [remark["text"] for remark in control.get("/weights/updates")["remarks"]]
 
 
 def to_purge(control: Control) -> list[int]:

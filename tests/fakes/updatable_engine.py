@@ -31,7 +31,10 @@ class Rank:
         """Of its pool, in their order."""
         self.fails = ""
         """Why loads fail before anything is written; empty: they do not."""
-        self.modes: list[str | None] = []
+        self.gone: set[str] = set()
+        """Transports from which nothing can be loaded."""
+        self.loads: list[tuple[str, str | None]] = []
+        """Transport and mode of each."""
 
     async def collective_rpc(self, method: str, timeout: float, args: tuple[Any, ...]) -> list[Any]:
         report = self.report
@@ -48,11 +51,15 @@ class Rank:
         report.call = command["call"]
         if command["name"] == "prefetch":
             report.phase, report.prefetched = "prefetched", version
+        elif command["name"] == "serve":
+            report.served = {"transport": "nixl", "version": report.version, "host": "127.0.0.1", "port": 1}
         elif command["name"] == "load":
-            self.modes.append(command["mode"])
-            report.ok, report.error = not self.fails, self.fails
-            report.version = report.version if self.fails else version
-            report.last_load = LoadResult(ok=report.ok, version=version, error=self.fails, numbers=NUMBERS)
+            transport = command["source"]["transport"]
+            self.loads.append((transport, command["mode"]))
+            error = f"{transport}: nothing is there" if transport in self.gone else self.fails
+            report.ok, report.error, report.served = not error, error, None
+            report.version = report.version if error else version
+            report.last_load = LoadResult(ok=report.ok, version=version, error=error, numbers=NUMBERS)
 
     async def reset_mm_cache(self) -> None:
         """Nothing is kept."""

@@ -38,6 +38,8 @@ class SimEngine:
     """A request is being computed."""
     load: acts.Load | None = None
     """Under way."""
+    serves: bool = False
+    """Its weights, to peers."""
     epoch_before: int | None = None
     order: Order = NEVER
 
@@ -47,7 +49,7 @@ class SimEngine:
 
     def end(self) -> None:
         self.is_up = self.paused = self.running = False
-        self.load, self.epoch = None, None
+        self.load, self.epoch, self.serves = None, None, False
 
     def boot(self) -> None:
         self.life += 1
@@ -64,12 +66,13 @@ class SimEngine:
             paused=self.paused,
             loading=self.load is not None,
             lost=self.lost,
+            served={"version": self.version, "weights": self.weights} if self.serves else None,
         )
 
     def obey(self, command: acts.Command) -> None:
         """Raises `Refused`."""
         ask = command.ask
-        assert isinstance(ask, acts.Prefetch | acts.Pause | acts.Load | acts.ConfirmEpoch | acts.Resume)
+        assert isinstance(ask, acts.Prefetch | acts.Pause | acts.Serve | acts.Load | acts.ConfirmEpoch | acts.Resume)
         if ask.instance != self.instance:
             raise Refused("another life")
         if command.order < self.order:
@@ -88,14 +91,19 @@ class SimEngine:
                 self.paused = False
             case acts.ConfirmEpoch():
                 self.epoch = ask.epoch
+            case acts.Serve():
+                if self.unfit:
+                    raise Refused(self.unfit)
+                self.serves = True
             case acts.Load():
-                self.load, self.epoch_before, self.epoch = ask, self.epoch, None
+                self.load, self.epoch_before, self.epoch, self.serves = ask, self.epoch, None, False
 
     def end_load(self, how: LoadEnd) -> None:
         assert self.load is not None
-        version, self.load = str(self.load.source["version"]), None
+        source, self.load = self.load.source, None
+        version = str(source["version"])
         if how == "done":
-            self.weights, self.version, self.unfit = version, version, ""
+            self.weights, self.version, self.unfit = str(source.get("weights", version)), version, ""
         elif how in ("torn", "lost"):
             self.weights, self.unfit, self.lost = f"part of {version}", how, self.lost or how == "lost"
         elif not self.unfit:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from orchestrator.weights.acts import Load
 from tests.model.coordinator import Event
 from tests.model.engine import Block, Engine, LoadEnd, obey
-from tests.model.fleet import ENGINES
+from tests.model.fleet import ENGINES, NUMBER
 from tests.model.invariants import check_fences, check_saved, check_written
 from tests.model.plain import freeze, read
 from tests.model.steps import answer, overtaken, reply
@@ -24,19 +24,23 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
     legs = len(legs_at(state, number))
     at_once = model.removed == "pause answer before the next step"
     ends: list[LoadEnd] = ["done"]
-    if command.ask[0] is Load and model.setup.fault == "load" and state.faults:
-        ends += ["untouched", "torn"]
+    brought = None
+    if command.ask[0] is Load:
+        brought = _brought(model, state, read(command.ask))
+        ends = ["untouched"] if brought is None else ends
+        if model.setup.fault == "load" and state.faults:
+            ends += ["untouched", "torn"]
     for end in ends:
         done = obey(
             engine._replace(blocks=frozenset()), number, command.attempt, command.ask, legs=legs,
-            is_quiet=is_quiet(state, number) and not at_once, end=end,
+            is_quiet=is_quiet(state, number) and not at_once, end=end, brought=brought or "",
             hears_all_ranks=model.removed != "verdict from all ranks",
         )  # fmt: skip
         if done.is_written:
             check_written(number, legs, is_paused=engine.paused == "yes")
         after = with_engine(state, number, done.engine._replace(blocks=engine.blocks))
         after = opened(model, after, number) if done.engine.is_open and not engine.is_open else after
-        if end != "done":
+        if end != ends[0]:
             after = after._replace(faults=0)
         check_fences(after)
         if done.is_taken and is_awaited:
@@ -50,6 +54,17 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
         else:
             taken = after.taken | {number} if is_awaited else after.taken
             yield f"{text}: begins", after._replace(taken=taken)
+
+
+def _brought(model: Model, state: State, load: Load) -> str | None:
+    """What really comes from a source; None where nothing does."""
+    version = str(load.source["version"])
+    if load.peer:
+        peer = state.engines[NUMBER[load.peer]]
+        return peer.weights if peer.is_up and peer.serves and peer.version == version else None
+    committed = read(model.coordinators.position(state.coordinator)).committed
+    is_gone = model.setup.fault == "source" and not state.faults and version == committed.version
+    return None if is_gone else version
 
 
 def _as_if_paused(told: Event, engine: Engine) -> Event:

@@ -17,7 +17,7 @@ from orchestrator.plan.weights import Limits
 from orchestrator.weights import acts, events
 from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.machine import Coordinator
-from orchestrator.weights.words import Course, Order, Position
+from orchestrator.weights.words import Course, EngineFacts, Order, Position
 from tests.model.fleet import ENGINES, FLEET, NUMBER, RECEIVERS, SWAPS, Swap
 from tests.model.plain import Frozen, freeze, read, rename, thaw
 
@@ -75,7 +75,7 @@ class _Snapshot(NamedTuple):
     engines: Frozen
     router: Frozen
     names: Frozen
-    """Who is away, answered, sealed; who failed."""
+    """Who is away, answered, sealed; who failed; who was asked to serve."""
     open: Frozen
     resting: Frozen
     times: Frozen
@@ -177,14 +177,17 @@ class Coordinators:
         return number
 
     def _made(self, position: Frozen) -> Coordinator:
-        return Coordinator(fleet=FLEET, position=read(position), join_limits=self._limits, join_mode="gpu_fetch")
+        return Coordinator(
+            fleet=FLEET, wipes_pool=False, position=read(position), join_limits=self._limits, join_mode="gpu_fetch"
+        )
 
     def _thawed(self, snapshot: _Snapshot) -> Coordinator:
         machine = self._made(snapshot.position)
-        away, answered, sealed, failed = (thaw(each) for each in snapshot.names)
+        away, answered, sealed, failed, asked = (thaw(each) for each in snapshot.names)
         known = dict(snapshot.engines[1:])
         machine._known = Knowledge(
             fleet=FLEET,
+            wipes_pool=False,
             position=machine.position,
             engines={name: read(known[name]) for name in FLEET},
             router=read(snapshot.router),
@@ -192,6 +195,7 @@ class Coordinators:
             answered=answered,
             sealed=sealed,
             failed=dict.fromkeys(failed, _WHY),
+            asked=asked,
         )
         for name, (_, (_, update, attempt), ask) in snapshot.open[1:]:
             order = Order(update, attempt, _FIRST_STEP + RECEIVERS.index(name))
@@ -219,6 +223,7 @@ def _real(event: Event, order: Order) -> events.Event:
         "router came up": events.RouterCameUp,
         "tick": events.Ticked,
         "asked": lambda: events.UpdateAsked(update=thaw(event.value)),
+        "cancelled": lambda: events.Cancelled(update=event.value),
     }
     real: events.Event = made[event.kind]()
     return real
@@ -238,14 +243,22 @@ def _frozen(machine: Coordinator, now: float, before: _Snapshot | None) -> _Snap
         position=before.position if before is not None and is_old else _frozen_position(known.position),
         engines=(dict, *((name, _frozen_facts(known.engines[name])) for name in sorted(ENGINES))),
         router=before.router if before is not None and has_old_router else freeze(known.router),
-        names=tuple(freeze(set(each)) for each in (known.away, known.answered, known.sealed, known.failed)),
+        names=tuple(
+            freeze(set(each)) for each in (known.away, known.answered, known.sealed, known.failed, known.asked)
+        ),
         open=freeze({name: ((each.order.update, each.order.attempt), each.ask) for name, each in post._open.items()}),
         resting=freeze({name: until - now for name, until in post._not_before.items() if until > now}),
         times=left,
     )
 
 
-_frozen_facts = cache(freeze)
+@cache
+def _frozen_common(facts: EngineFacts | None) -> Frozen:
+    return freeze(facts)
+
+
+def _frozen_facts(facts: EngineFacts | None) -> Frozen:
+    return freeze(facts) if facts is not None and facts.served is not None else _frozen_common(facts)
 
 
 def _frozen_position(position: Position) -> Frozen:

@@ -22,11 +22,11 @@ from connectors.vllm_plugin.fence_rules import (
 )
 from connectors.vllm_plugin.weight_rules import apply_verdict, load_refusal
 from connectors.vllm_plugin.weights.verdict import RankReport, judge
-from orchestrator.weights.acts import ConfirmEpoch, Load, Pause, Prefetch, ReadEngine, Resume
+from orchestrator.weights.acts import ConfirmEpoch, Load, Pause, Prefetch, ReadEngine, Resume, Serve
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import EngineFacts
 from tests.model.coordinator import Event
-from tests.model.fleet import instance
+from tests.model.fleet import ENGINES, instance
 from tests.model.plain import Frozen, freeze, read
 
 TORN, EXPIRED, MIXED = "torn", "expired", "mixed"
@@ -58,6 +58,8 @@ class Engine(NamedTuple):
     paused: Literal["no", "pausing", "yes"] = "no"
     order: tuple[int, int] = (0, 0)
     """(update, attempt) of the newest command that was obeyed."""
+    serves: bool = False
+    """Its weights, to peers."""
     blocks: frozenset[Block] = frozenset()
 
     @property
@@ -103,9 +105,10 @@ def lets_in(engine: Engine, number: int, life: int, epoch: int) -> bool:
 @cache
 def obey(
     engine: Engine, number: int, attempt: tuple[int, int], ask: Frozen, *, legs: int, is_quiet: bool, end: LoadEnd,
-    hears_all_ranks: bool,
+    brought: str, hears_all_ranks: bool,
 ) -> Obeyed:  # fmt: skip
-    """Carry a command out. `legs` run there; `is_quiet`: no handoff is left to be read; `end`: of a load."""
+    """Carry a command out. `legs` run there; `is_quiet`: no handoff is left to be read; `end`: of a load; `brought`:
+    whose weights it really gets."""
     asked = read(ask)
     if isinstance(asked, ReadEngine):
         return Obeyed(engine, Event("engine read", number, freeze(_facts(engine, number))), is_taken=False)
@@ -140,15 +143,19 @@ def obey(
             return Obeyed(engine._replace(paused="pausing"), None)
         case Resume():
             return Obeyed(engine._replace(paused="no"), Event("answered", number))
+        case Serve():
+            can = engine.version is not None and not engine.torn
+            return Obeyed(engine._replace(serves=can), Event("answered" if can else "refused", number))
         case Load():
             if load_refusal(fence) is not None:
                 return Obeyed(engine, Event("refused", number))
-            return _loaded(engine, fence, number, str(asked.source["version"]), end, hears_all_ranks=hears_all_ranks)
+            version = str(asked.source["version"])
+            return _loaded(engine, fence, number, version, end, brought=brought, hears_all_ranks=hears_all_ranks)
     raise AssertionError(asked)
 
 
 def _loaded(
-    engine: Engine, fence: FenceState, number: int, version: str, end: LoadEnd, *, hears_all_ranks: bool
+    engine: Engine, fence: FenceState, number: int, version: str, end: LoadEnd, *, brought: str, hears_all_ranks: bool
 ) -> Obeyed:
     before, fence.epoch = fence.epoch, None
     heard = [_report(0, version if end == "done" else engine.version, end)]
@@ -161,7 +168,8 @@ def _loaded(
     if not verdict.ok and not fence.unfit():
         fence.epoch = before
     after = engine._replace(
-        weights={"done": version, "untouched": engine.weights, "torn": TORN}[end],
+        weights={"done": brought, "untouched": engine.weights, "torn": TORN}[end],
+        serves=False,
         epoch=fence.epoch,
         version=fence.version,
         torn=bool(fence.torn),
@@ -193,6 +201,7 @@ def _facts(engine: Engine, number: int) -> EngineFacts:
         paused=engine.paused == "yes",
         loading=False,
         lost=bool(fence.lost),
+        served={"version": engine.version, "peer": ENGINES[number]} if engine.serves else None,
     )
 
 

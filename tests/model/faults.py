@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 from tests.model.coordinator import Event
 from tests.model.core import restarted_core
 from tests.model.engine import booted, ended
-from tests.model.fleet import ENGINES, POOL_NUMBER, ROUTER_NUMBER
+from tests.model.fleet import COORDINATOR_NUMBER, ENGINES, POOL_NUMBER, ROUTER_NUMBER
 from tests.model.invariants import check_fences
 from tests.model.steps import coordinate
 from tests.model.traffic import Move, answered, fail_legs, no_request, with_engine
@@ -21,7 +21,7 @@ def fault_moves(model: Model, state: State, touched: Collection[int]) -> Iterato
         return
     hit = state._replace(faults=0)
     match model.setup.fault:
-        case "engine":
+        case "engine" | "source":
             for number in touched:
                 for each in fail_legs(model, hit, number) if number < ROUTER_NUMBER else ():
                     after = with_engine(each, number, ended(each.engines[number]))
@@ -38,6 +38,9 @@ def fault_moves(model: Model, state: State, touched: Collection[int]) -> Iterato
             yield "the router dies, and starts again", _restarted_router(hit)
         case "store" if POOL_NUMBER in touched:
             yield "the pool is lost", hit._replace(pool=frozenset())
+        case "cancel" if COORDINATOR_NUMBER in touched and (course := model.coordinators.course(state.coordinator)):
+            for after in coordinate(model, hit, Event("cancelled", value=course.update.number)):
+                yield f"update {course.update.number} is cancelled", after
 
 
 def touched_by(model: Model, before: State, after: State) -> set[int]:
@@ -54,6 +57,8 @@ def touched_by(model: Model, before: State, after: State) -> set[int]:
         found.add(ROUTER_NUMBER)
     if before.pool != after.pool:
         found.add(POOL_NUMBER)
+    if before.coordinator != after.coordinator:
+        found.add(COORDINATOR_NUMBER)
     return found
 
 

@@ -17,7 +17,7 @@ ENGINES = ("P0", "P1", "D0", "D1")
 ROLES: tuple[Role, ...] = ("prefill", "prefill", "decode", "decode")
 FLEET: dict[str, Role] = dict(zip(ENGINES, ROLES, strict=True))
 NUMBER = {name: number for number, name in enumerate(ENGINES)}
-ROUTER_NUMBER, POOL_NUMBER = 4, 5
+ROUTER_NUMBER, POOL_NUMBER, COORDINATOR_NUMBER = 4, 5, 6
 RECEIVERS = (*ENGINES, ROUTER, POOL)
 
 Swap = tuple[int, int, int, int]
@@ -25,9 +25,10 @@ Swap = tuple[int, int, int, int]
 SAME: Swap = (0, 1, 2, 3)
 SWAPS: tuple[Swap, ...] = (SAME, (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2))
 
-Fault = Literal["none", "engine", "reborn", "coordinator", "router", "store", "load"]
-"""What may go wrong, once and at any step. reborn: an engine restarts behind the same port, before anyone notices.
-load: a rank fails in a load, which leaves the old weights or torn ones."""
+Fault = Literal["none", "engine", "source", "reborn", "coordinator", "router", "store", "load", "cancel"]
+"""What may go wrong, once and at any step. source: an engine dies, and from then on a version that is served can be had
+from peers alone. reborn: an engine restarts behind the same port, before anyone notices. load: a rank fails in a load,
+which leaves the old weights or torn ones. cancel: the update is cancelled."""
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 

@@ -159,7 +159,7 @@ def test_rolling_under_load(tmp_path: Path) -> None:
             assert fleet.served() == {("step-1", 2, False)}
             assert set(seen) == {(200, 1, True), (200, 2, True)}
             assert unharmed(fleet)
-            assert {mode for each in fleet.engines.values() for mode in each.rank.modes} == {"cpu_prefetch"}
+            assert {mode for each in fleet.engines.values() for _, mode in each.rank.loads} == {"cpu_prefetch"}
 
     asyncio.run(case())
 
@@ -180,13 +180,17 @@ def test_a28_a_load_that_fails_on_one_engine_leaves_the_fleet_on_its_version(tmp
     asyncio.run(case())
 
 
-def test_a41_an_engine_that_came_back_joins_before_it_is_used(tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [(), ("path",)])
+def test_a41_an_engine_that_came_back_joins_before_it_is_used(tmp_path: Path, gone: tuple[str, ...]) -> None:
+    """`gone`: what it can no longer load from; then a peer serves it."""
+
     async def case() -> None:
         async with serving(tmp_path) as fleet:
             await fleet.push("step-1")
             back = fleet.engines["decode-0"]
             await back.stop()
             back.fence, back.rank = None, type(back.rank)()
+            back.rank.gone = set(gone)
             back.__post_init__()
             back.closed.instance = "decode-0.b"
             await back.start(back.port)
@@ -198,5 +202,6 @@ def test_a41_an_engine_that_came_back_joins_before_it_is_used(tmp_path: Path) ->
                 await asyncio.to_thread(fleet.supervision.keep, "demo", is_over)
             assert {(status, epoch) for status, epoch, *_ in seen} == {(200, 2)}
             assert fleet.bench.is_usable("decode-0")
+            assert [transport for transport, _ in back.rank.loads] == (["path", "nixl"] if gone else ["path"])
 
     asyncio.run(case())

@@ -162,6 +162,30 @@ def test_a_job_without_weights_or_one_that_ended_takes_none(fleet: FakeFleet) ->
         fleet.weights().push("demo", None, source("step-1"), AS_SET)
 
 
+def test_an_update_that_hangs_is_cancelled_and_the_old_weights_serve_on(fleet: FakeFleet, job: StoredJob) -> None:
+    weights = fleet.weights()
+    fleet.receivers.silent = {"prefill-0"}
+    with supervised(fleet):
+        number = weights.push("demo", None, source("step-1"), AS_SET).number
+        until(lambda: any(isinstance(each.ask, acts.Pause) for each in fleet.receivers.commands))
+        assert weights.cancel("demo", number).outcome is None
+        fleet.receivers.silent = set()
+        ended = weights.wait("demo", number, 10)
+        assert (ended.outcome, ended.why, ended.is_cancelled) == ("cancelled", "by request", True)
+        until(lambda: is_whole(fleet, FIRST_VERSION, 1))
+        assert weights.cancel("demo", number) == ended, "once it has ended nothing changes"
+
+
+def test_an_update_that_nobody_has_begun_is_cancelled_without_an_act(fleet: FakeFleet, job: StoredJob) -> None:
+    weights = fleet.weights()
+    number = weights.push("demo", None, source("step-1"), AS_SET).number
+    weights.cancel("demo", number)
+    assert weights.see_through("demo", number).outcome == "cancelled"
+    assert is_whole(fleet, FIRST_VERSION, 1)
+    again = weights.see_through("demo", weights.push("demo", None, source("step-1"), AS_SET).number)
+    assert (again.outcome, is_whole(fleet, "step-1", 2)) == ("committed", True)
+
+
 def test_a_coordinator_that_died_anywhere_is_followed_by_one_that_ends_the_update(
     fleet: FakeFleet, job: StoredJob
 ) -> None:
@@ -207,8 +231,7 @@ def test_a41_an_engine_that_died_is_started_again_and_joins_what_is_served(fleet
         fleet.machine.kill("decode-0")
         until(lambda: fleet.machine.started.count("decode-0") == 2)
         until(lambda: is_whole(fleet, "step-1", 2))
-    loads = [each for each in fleet.receivers.commands if isinstance(each.ask, acts.Load)]
-    assert loads[-1].receiver == "decode-0"
+    assert weights.remarks("demo")[-1].text == "decode-0 has loaded version step-1 from its own source"
 
 
 def test_a_router_that_died_is_started_again_and_told_everything(fleet: FakeFleet, job: StoredJob) -> None:

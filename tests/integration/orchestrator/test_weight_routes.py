@@ -67,6 +67,20 @@ def test_a28_a_failed_update_names_the_engine_and_leaves_the_version(fleet: Fake
     assert "decode-0: untouched" in shown["last"]["why"]
 
 
+def test_a_cancelled_update_is_told_of_and_may_be_cancelled_again(fleet: FakeFleet, api: httpx.Client) -> None:
+    fleet.receivers.silent = {"prefill-0"}
+    api.post("/jobs/demo/weights", json={"source": SOURCE})
+    for _ in range(2):
+        reply = api.delete("/jobs/demo/weights/updates/1")
+        assert (reply.status_code, reply.json()["is_cancelled"]) == (202, True)
+    fleet.receivers.silent = set()
+    assert fleet.weights().wait("demo", 1, 10).outcome == "cancelled"
+    told = api.delete("/jobs/demo/weights/updates/1").json()
+    assert (told["outcome"], told["why"]) == ("cancelled", "by request")
+    assert api.get("/jobs/demo/weights/updates").json()["updates"] == [told]
+    assert message(api.delete("/jobs/demo/weights/updates/2"), 404) == "job 'demo' has no update 2"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [

@@ -58,6 +58,12 @@ def test_lost_answers_and_failed_loads(roles: list[Role], seed: int) -> None:
     run(roles, Random(seed), Faults(answers_get_lost=True, loads_fail=True))
 
 
+@given(st.sampled_from(FLEETS), st.integers(0, 2**32))
+@settings(max_examples=100)
+def test_lives_that_end_while_only_peers_have_what_is_served(roles: list[Role], seed: int) -> None:
+    run(roles, Random(seed), Faults(lives_end=True, sources_go=True))
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("mode", MODES)
 def test_a_quiet_update_is_committed(strategy: Strategy, mode: InFlightMode) -> None:

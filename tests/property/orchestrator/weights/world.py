@@ -39,9 +39,11 @@ class Faults:
     coordinator_dies: bool = False
     answers_get_lost: bool = False
     loads_fail: bool = False
+    sources_go: bool = False
+    """That of the version which is served: then only peers have it."""
 
 
-ALL_FAULTS = Faults(lives_end=True, coordinator_dies=True, answers_get_lost=True, loads_fail=True)
+ALL_FAULTS = Faults(lives_end=True, coordinator_dies=True, answers_get_lost=True, loads_fail=True, sources_go=True)
 NO_FAULTS = Faults()
 
 
@@ -72,7 +74,7 @@ class World:
         """A life of the coordinator: from the journal's newest record."""
         fleet = {name: engine.role for name, engine in self.engines.items()}
         self.coordinator = Coordinator(
-            fleet=fleet, position=self.journal[-1], join_limits=LIMITS, join_mode="gpu_fetch"
+            fleet=fleet, wipes_pool=False, position=self.journal[-1], join_limits=LIMITS, join_mode="gpu_fetch"
         )
         self.step(events.Ticked())
 
@@ -139,7 +141,7 @@ class World:
         if self.faults.answers_get_lost and self.late:
             choices.append(self.arrive_late)
         if self.random.random() < 0.003:
-            choices = [lambda: self.step(events.Cancelled(why="a whim"))]
+            choices = [lambda: self.step(events.Cancelled(update=self.journal[-1].last_update))]
         self.random.choice(choices)()
         self.check()
 
@@ -218,11 +220,16 @@ class World:
         how: LoadEnd = "done"
         if self.faults.loads_fail and self.random.random() < 0.4:
             how = self.random.choice(["untouched", "torn", "lost"])
+        if self.faults.sources_go and not engine.load.peer and self.is_served(engine.load):
+            how = "untouched"
         engine.end_load(how)
         command = self.loads.pop(engine.name, None)
         if command is not None:
             error = "" if how == "done" else f"the load failed: {how}"
             self.replies.append(events.Answered(order=command.order, error=error))
+
+    def is_served(self, load: acts.Load) -> bool:
+        return bool(load.source["version"] == self.journal[-1].committed.version)
 
     def reply(self) -> None:
         if self.replies:

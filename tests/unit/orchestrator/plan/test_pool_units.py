@@ -62,6 +62,12 @@ class TestPool:
         assert isinstance(unit(plan, "storage-prefill-0").probe, ListenProbe)
         assert "--master_server_address=10.9.9.9:50051" in unit(plan, "storage-prefill-0").argv
 
+    def test_a20_a_job_of_the_same_name_elsewhere_has_other_keys_on_a_joined_master(self) -> None:
+        joined = pd_data(pool={"master": "10.9.9.9:50051"})
+        here, there = plan_of(joined), plan_of(joined, facts_of(job_dir="/other/demo"))
+        assert prefix(here) != prefix(there)
+        assert prefix(plan_of(pd_data())) == prefix(plan_of(pd_data(), facts_of(job_dir="/other/demo")))
+
     def test_no_pool_without_a_pooled_role(self) -> None:
         plan = plan_of(pd_data(kv_offload="none", roles={"decode": {"kv_offload": "none"}}))
         assert plan.pool is None

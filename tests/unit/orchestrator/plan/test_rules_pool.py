@@ -1,4 +1,4 @@
-"""One master: one lease, one disk path, somebody who lends, one owner of its wipes."""
+"""One master: one lease, one disk path, somebody who lends."""
 
 from __future__ import annotations
 
@@ -100,9 +100,7 @@ def test_trainer_storage() -> None:
         assert_error(data, "trainer_storage.nodes", says)
 
 
-def test_a20_a_joined_master_and_weights_in_place_are_refused() -> None:
-    master = {"pool": {"master": "10.0.0.9:50051"}}
-    assert plan_of(pd_data(**master)).findings == ()
-    assert_error(pd_data(**master, weights={}), "pool.master", "joins 10.0.0.9:50051", "drop pool.master")
+def test_what_a_joined_master_has_of_its_own_cannot_be_set() -> None:
+    assert plan_of(pd_data(pool={"master": "10.0.0.9:50051"})).findings == ()
     ignored = plan_of(pd_data(pool={"master": "10.0.0.9:50051", "lease_ttl": 5}))
     assert "no effect on the running master 10.0.0.9:50051" in warning_at(ignored, "pool.lease_ttl").problem

@@ -62,3 +62,25 @@ def test_a_vllm_that_cannot_replace_weights() -> None:
 
 def test_the_variable_of_its_settings_is_the_plans() -> None:
     assert_error(pd_data(env={"HEADRACE_WEIGHTS": "{}"}), "env.HEADRACE_WEIGHTS", "set [weights]")
+
+
+def with_stock_store(**changes: Any) -> JsonDict:
+    """The decode role has a store connector of the job file's own."""
+    store = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}
+    return pd_data(roles={"decode": {"engine": {"kv_transfer_config": store}}}, **changes)
+
+
+def test_a24_a_pool_whose_keys_carry_no_epoch_is_wiped_by_each_update() -> None:
+    plan = plan_of(with_stock_store(**WEIGHTS))
+    field = "roles.decode.engine.kv_transfer_config"
+    assert (plan.errors, plan.wipes_pool) == ((), True)
+    assert any("each update wipes the pool" in found.problem for found in plan.findings if found.field == field)
+    assert not plan_of(pd_data(**WEIGHTS)).wipes_pool
+
+
+def test_a20_a_pool_that_is_wiped_is_neither_in_use_nor_shared_meanwhile() -> None:
+    rolling = with_stock_store(weights={"strategy": "rolling"})
+    assert_error(rolling, "weights.strategy", "kv_transfer_config", "barrier")
+    joined = {"pool": {"master": "10.0.0.9:50051"}}
+    assert_error(with_stock_store(**joined, **WEIGHTS), "pool.master", "wipes all", "drop pool.master")
+    assert plan_of(pd_data(**joined, **WEIGHTS)).errors == ()

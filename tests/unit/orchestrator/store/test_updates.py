@@ -8,7 +8,13 @@ import pytest
 
 from orchestrator.errors import UpdateRefused
 from orchestrator.store.database import Database
-from orchestrator.store.updates import CoordinatorReplaced, EndedUpdate, UpdateStore
+from orchestrator.store.updates import (
+    REMARKS_KEPT,
+    CoordinatorReplaced,
+    EndedUpdate,
+    StoredRemark,
+    UpdateStore,
+)
 from tests.fakes.fake_launch import NOW, FakeFleet
 
 RUN = "run-1"
@@ -72,6 +78,26 @@ def test_one_update_at_a_time(updates: UpdateStore) -> None:
         updates.ask("demo", "second", NOW)
     updates.end("demo", EndedUpdate(number=1, outcome="refused", why="no", at=NOW))
     assert updates.ask("demo", "second", NOW) == 2
+
+
+def test_an_update_is_cancelled_until_it_has_ended(updates: UpdateStore) -> None:
+    updates.ask("demo", "first", NOW)
+    for _ in range(2):
+        updates.cancel("demo", 1)
+    assert [each.is_cancelled for each in updates.updates("demo")] == [True]
+    updates.end("demo", COMMITTED)
+    updates.ask("demo", "second", NOW)
+    updates.end("demo", EndedUpdate(number=2, outcome="committed", why="", at=NOW))
+    updates.cancel("demo", 2)
+    assert [each.is_cancelled for each in updates.updates("demo")] == [True, False]
+
+
+def test_the_newest_remarks_are_kept(updates: UpdateStore) -> None:
+    for number in range(REMARKS_KEPT + 2):
+        updates.remark("demo", StoredRemark(text=str(number), at=NOW + number))
+    found = updates.remarks("demo")
+    assert [each.text for each in found] == [str(number) for number in range(2, REMARKS_KEPT + 2)]
+    assert (found[0].at, updates.remarks("other")) == (NOW + 2, [])
 
 
 def test_a_new_run_begins_without_records(fleet: FakeFleet, updates: UpdateStore) -> None:

@@ -30,7 +30,8 @@ ROUNDS = 1000
 
 
 class Driver:
-    def __init__(self, roles: tuple[Role, ...] = TWO_PAIRS) -> None:
+    def __init__(self, roles: tuple[Role, ...] = TWO_PAIRS, *, wipes_pool: bool = False) -> None:
+        self.wipes_pool = wipes_pool
         self.engines = {f"{role}-{index}": SimEngine(f"{role}-{index}", role) for index, role in enumerate(roles)}
         self.router = SimRouter(self.engines)
         for name, engine in self.engines.items():
@@ -42,6 +43,8 @@ class Driver:
         self.silent: set[tuple[str, type[acts.Ask]]] = set()
         """Whose answers get lost; what was asked is done."""
         self.load_ends: dict[str, LoadEnd] = {}
+        self.gone: set[str] = set()
+        """Versions whose own source is gone."""
         self.dies_after: int | None = None
         """So many acts; what was sent until then is carried out, and its answers are lost."""
         self.now = 0.0
@@ -51,7 +54,11 @@ class Driver:
         self.wire.clear()
         fleet = {name: engine.role for name, engine in self.engines.items()}
         self.coordinator = Coordinator(
-            fleet=fleet, position=self.journal[-1], join_limits=LIMITS, join_mode="gpu_fetch"
+            fleet=fleet,
+            wipes_pool=self.wipes_pool,
+            position=self.journal[-1],
+            join_limits=LIMITS,
+            join_mode="gpu_fetch",
         )
         self.step(events.Ticked())
 
@@ -66,6 +73,9 @@ class Driver:
             limits=LIMITS,
         )
         self.step(events.UpdateAsked(update=update))
+
+    def cancel(self) -> None:
+        self.step(events.Cancelled(update=self.journal[-1].last_update))
 
     def step(self, event: events.Event) -> None:
         for act in self.coordinator.step(event, self.now):
@@ -127,7 +137,8 @@ class Driver:
                 return events.EngineRead(order=command.order, facts=engine.facts())
             engine.obey(command)
             if isinstance(command.ask, acts.Load):
-                how = self.load_ends.get(engine.name, "done")
+                is_gone = not command.ask.peer and command.ask.source["version"] in self.gone
+                how = "untouched" if is_gone else self.load_ends.get(engine.name, "done")
                 engine.end_load(how)
                 if how != "done":
                     return events.Answered(order=command.order, error=f"{how}: no bytes")
@@ -150,6 +161,13 @@ class Driver:
             for each in self.sent(acts.Load)
             if isinstance(each.ask, acts.Load)
         ]
+
+    def origins(self) -> list[tuple[str, str]]:
+        """Who was told to load from whom, in order; empty for the version's own source."""
+        return [(each.receiver, each.ask.peer) for each in self.sent(acts.Load) if isinstance(each.ask, acts.Load)]
+
+    def said(self) -> list[str]:
+        return [act.text for act in self.done if isinstance(act, acts.Say)]
 
     def outcomes(self) -> list[str]:
         return [act.ended.outcome for act in self.done if isinstance(act, acts.Finish)]

@@ -63,4 +63,4 @@ def test_where_nothing_serves_nothing_is_protected() -> None:
     ],
 )
 def test_a_fleet_without_a_second_pair_is_too_small(roles: list[Role], is_refused: bool) -> None:
-    assert bool(rolling_refusal({str(index): role for index, role in enumerate(roles)})) == is_refused
+    assert bool(rolling_refusal({str(index): role for index, role in enumerate(roles)}, wipes_pool=False)) == is_refused

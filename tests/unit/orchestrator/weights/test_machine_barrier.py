@@ -9,6 +9,7 @@ import pytest
 from orchestrator.errors import UpdateRefused
 from orchestrator.spec.weights import Strategy
 from orchestrator.weights import acts, events
+from orchestrator.weights.words import Ended, Phase
 from tests.unit.orchestrator.weights.driver import Driver
 
 
@@ -73,6 +74,40 @@ def test_old_epochs_are_purged_after_the_grace_time() -> None:
     assert outcomes == ["committed"], "nobody waits for the purge"
     assert [command.ask for command in drive.sent(acts.Purge)] == [acts.Purge(epoch=1)]
     assert (drive.now, drive.journal[-1].epochs) == (opened + 20, {2: "v1"})
+
+
+def test_a_pool_without_epochs_in_its_keys_is_wiped_once_while_everybody_is_paused() -> None:
+    """A24: a stock store connector."""
+    drive = Driver(wipes_pool=True)
+    drive.update()
+    drive.run(until=lambda: drive.sent(acts.Wipe) != [])
+    assert drive.journal[-1].committed.epoch == 2, "what the pool has is given up once nobody needs it any more"
+    assert {engine.paused for engine in drive.engines.values()} == {True}
+    assert drive.router.gate == "frozen"
+    drive.run()
+    assert (drive.outcomes(), len(drive.sent(acts.Wipe)), drive.sent(acts.Purge)) == (["committed"], 1, [])
+    assert drive.journal[-1].epochs == {2: "v1"}
+
+
+def test_a_pool_that_is_not_wiped_in_time_keeps_nobody_from_serving() -> None:
+    """Its keys are never read again: their salts are of older epochs."""
+    drive = Driver(wipes_pool=True)
+    drive.refusals[acts.POOL, acts.Wipe] = "12 keys are still in the pool"
+    drive.update()
+    drive.run()
+    assert (drive.outcomes(), drive.restarted(), drive.router.gate) == (["committed"], [], "open")
+    assert "older epochs stay in the pool" in drive.said()[0]
+    assert set(drive.journal[-1].epochs) == {1, 2}
+    drive.refusals.clear()
+    drive.update("v2")
+    drive.run()
+    assert drive.journal[-1].epochs == {3: "v2"}
+
+
+def test_a_pool_that_would_be_wiped_is_not_updated_by_rolling() -> None:
+    drive = Driver(wipes_pool=True)
+    with pytest.raises(UpdateRefused, match="kv_transfer_config"):
+        drive.update(strategy="rolling")
 
 
 def test_a_failed_load_moves_no_version_and_the_same_update_succeeds_later() -> None:
@@ -202,27 +237,40 @@ def test_an_update_is_refused_while_another_is_under_way() -> None:
     assert drive.outcomes() == ["committed", "committed"]
 
 
-def test_cancelling_before_a_write_calls_off() -> None:
+@pytest.mark.parametrize("phase", ["prefetch", "hold", "in_flight", "pause_prefill", "freeze", "pause_decode"])
+def test_an_update_that_is_cancelled_before_a_load_leaves_the_fleet_in_its_epoch(phase: Phase) -> None:
     drive = Driver()
     drive.update()
-    drive.run_to("freeze")
-    drive.step(events.Cancelled(why="asked"))
+    drive.run_to(phase)
+    drive.cancel()
+    drive.cancel()
     drive.run()
-    assert (drive.outcomes(), drive.holds(), drive.router.gate) == (["called_off"], {("v0", 1, False)}, "open")
+    assert (drive.outcomes(), drive.holds(), drive.router.gate) == (["cancelled"], {("v0", 1, False)}, "open")
+    assert drive.loaded() == []
 
 
 def test_cancelling_after_a_write_rolls_back_and_after_the_commit_does_nothing() -> None:
     drive = Driver()
     drive.update()
     drive.run(until=lambda: drive.engines["decode-2"].weights == "v1")
-    drive.step(events.Cancelled(why="asked"))
+    drive.cancel()
     drive.run()
     assert (drive.outcomes(), drive.holds()) == (["rolled_back"], {("v0", 3, False)})
+    assert drive.journal[-1].ended == Ended(update=1, outcome="rolled_back", why="by request")
     drive.update()
     drive.run_to("confirm")
-    drive.step(events.Cancelled(why="too late"))
+    drive.cancel()
     drive.run()
     assert drive.outcomes() == ["rolled_back", "committed"]
+
+
+def test_only_the_update_that_is_meant_is_cancelled() -> None:
+    drive = Driver()
+    drive.update()
+    drive.run_to("hold")
+    drive.step(events.Cancelled(update=7))
+    drive.run()
+    assert drive.outcomes() == ["committed"]
 
 
 def test_an_answer_to_an_older_command_counts_for_nothing() -> None:
@@ -244,7 +292,7 @@ def test_a_load_that_comes_late_is_seen_or_refused_before_anyone_is_relabelled()
     drive.run(until=lambda: any(isinstance(each.ask, acts.Load) for each in drive.wire))
     late = next(each for each in drive.wire if isinstance(each.ask, acts.Load))
     drive.wire.remove(late)
-    drive.step(events.Cancelled(why="asked"))
+    drive.cancel()
     drive.run(until=lambda: acts.ReadEngine not in {type(each.ask) for each in drive.wire})
     drive.answer(late)
     drive.run()
@@ -258,10 +306,10 @@ def test_a_pause_that_comes_late_stops_nobody_who_went_on() -> None:
     drive.run(until=lambda: any(isinstance(each.ask, acts.Pause) for each in drive.wire))
     late = next(each for each in drive.wire if isinstance(each.ask, acts.Pause))
     drive.wire.remove(late)
-    drive.step(events.Cancelled(why="asked"))
+    drive.cancel()
     drive.run()
     assert drive.answer(late) == events.Answered(order=late.order, error="overtaken")
-    assert (drive.outcomes(), drive.holds()) == (["called_off"], {("v0", 1, False)})
+    assert (drive.outcomes(), drive.holds()) == (["cancelled"], {("v0", 1, False)})
 
 
 def test_an_engine_whose_life_cannot_be_trusted_is_restarted_at_once() -> None:

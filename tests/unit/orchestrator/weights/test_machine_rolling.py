@@ -6,6 +6,7 @@ import pytest
 
 from orchestrator.errors import UpdateRefused
 from orchestrator.weights import acts, events
+from orchestrator.weights.words import Phase
 from tests.unit.orchestrator.weights.driver import Driver
 
 
@@ -86,6 +87,26 @@ def test_an_engine_behind_the_same_port_serves_only_after_it_has_loaded_the_comm
     assert (drive.outcomes(), drive.holds()) == ([], {("v0", 1, False)})
 
 
+@pytest.mark.parametrize("phase", ["prefetch", "drain", "pause_prefill", "pause_decode"])
+def test_an_update_that_is_cancelled_before_a_load_leaves_the_fleet_in_its_epoch(phase: Phase) -> None:
+    drive = Driver()
+    drive.update(strategy="rolling")
+    drive.run_to(phase)
+    drive.cancel()
+    drive.run()
+    assert (drive.outcomes(), drive.holds(), drive.loaded()) == (["cancelled"], {("v0", 1, False)}, [])
+    assert not any(replica.draining for replica in drive.router.replicas.values())
+
+
+def test_an_update_that_is_cancelled_between_two_groups_goes_back() -> None:
+    drive = Driver()
+    drive.update(strategy="rolling")
+    drive.run_to("admit")
+    drive.cancel()
+    drive.run()
+    assert (drive.outcomes(), drive.holds()) == (["rolled_back"], {("v0", 3, False)})
+
+
 def test_a_drain_that_comes_late_takes_no_pair_away() -> None:
     drive = Driver()
     drive.update(strategy="rolling")
@@ -93,7 +114,7 @@ def test_a_drain_that_comes_late_takes_no_pair_away() -> None:
     drive.run(until=lambda: any(isinstance(each.ask, acts.Drain) and each.ask.draining for each in drive.wire))
     late = next(each for each in drive.wire if isinstance(each.ask, acts.Drain))
     drive.wire.clear()
-    drive.step(events.Cancelled(why="asked"))
+    drive.cancel()
     drive.run(until=lambda: acts.ReadRouter not in {type(each.ask) for each in drive.wire})
     drive.answer(late)
     drive.run(until=lambda: drive.outcomes() != [] or not drive.router.has_pair())

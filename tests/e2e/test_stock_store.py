@@ -1,0 +1,70 @@
+"""An engine whose store connector is vLLM's own, from the job file: an update wipes its pool while it is paused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.harness import Headrace, job_table, wait_until
+from tests.e2e.updates import OTHER, UPDATE_S, difference, logprobs, two_checkpoints
+
+pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(600)]
+
+NAME = "stock-store"
+ROUTER_PORT = 9437
+STORE = {
+    "kv_connector": "MooncakeStoreConnector",
+    "kv_role": "kv_both",
+    "kv_load_failure_policy": "recompute",
+    "kv_connector_extra_config": {"load_async": True},
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tiny_model: Path) -> tuple[Path, Path]:
+    return two_checkpoints(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def job(headrace: Headrace, checkpoints: tuple[Path, Path]) -> Iterator[dict[str, Any]]:
+    table = job_table(
+        NAME,
+        checkpoints[0],
+        ROUTER_PORT,
+        kv_offload={"type": "mooncake", "cpu": {"num_bytes": 64 << 20}},
+        roles={"colocated": {}},
+        monitoring={"enabled": False},
+        weights={"limits": {"grace": 2}},
+    )
+    table["engine"] |= {"max_model_len": 256, "kv_cache_memory_bytes": 32 << 20, "kv_transfer_config": STORE}
+    try:
+        yield headrace.up(table)
+    finally:
+        headrace.down(NAME)
+
+
+def keys(job: dict[str, Any]) -> list[str]:
+    url = str(job["pool"]["metrics_url"]).replace("/metrics", "/get_all_keys")
+    return httpx.get(url, timeout=30, trust_env=False).text.split()
+
+
+def test_a24_the_pool_is_empty_when_the_new_weights_serve(
+    headrace: Headrace, job: dict[str, Any], checkpoints: tuple[Path, Path]
+) -> None:
+    first = logprobs(job)
+    wait_until("the engine saves to the pool", lambda: keys(job) != [])
+    pushed = headrace.run("weights", "push", NAME, str(checkpoints[1]), "--version", "step-1", timeout_s=UPDATE_S)
+    assert pushed.returncode == 0, pushed.stderr
+    assert keys(job) == []
+    assert difference(first, logprobs(job)) > OTHER
+    wait_until("the engine saves to the pool again", lambda: keys(job) != [])
+
+
+def test_rolling_is_refused_by_name(headrace: Headrace, job: dict[str, Any], checkpoints: tuple[Path, Path]) -> None:
+    command = ("weights", "push", NAME, str(checkpoints[0]), "--version", "step-2", "--strategy", "rolling")
+    refused = headrace.run(*command, timeout_s=60)
+    assert (refused.returncode, "kv_transfer_config" in refused.stderr) == (1, True)
