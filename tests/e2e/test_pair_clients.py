@@ -246,6 +246,7 @@ def test_what_only_extra_body_can_ask(client: OpenAI) -> None:
         "epochs": [1],
         "weight_versions": ["initial"],
         "single_version": True,
+        "attempts": 1,
     }
     asked = {**GREEDY, "extra_body": {**BODY, "return_headrace": True, "return_token_ids": True}}
     whole = client.completions.create(prompt=[5, 6, 7] * 20, **asked)
