@@ -210,7 +210,7 @@ def test_an_audit_finds_kv_of_older_weights(
     """A block that was computed under the weights before lies where one of these weights is looked for."""
     with pool_client(job) as pool:
         old = pool.get(key_of_new_block(job, epoch_of(control), "third"))
-        control.wait_committed(control.push("step-5", checkpoints[1]))
+        control.wait_committed(control.push("step-7", checkpoints[0]))
         key = key_of_new_block(job, epoch_of(control), "fourth")
         assert pool.upsert(key, old) == 0
     ask_from_pool(job, ONE_BLOCK, "fifth")
