@@ -33,6 +33,7 @@ class Desk:
         self._leases = Leases(lease_s)
         self._layout: Layout | None = None
         self._released = False
+        self._told = 0
         # Reentrant: `finish` closes under the lock under which it decided to.
         self._changed = threading.Condition()
 
@@ -41,6 +42,7 @@ class Desk:
         with self._changed:
             self._layout = layout
             self._released = False
+            self._told = 0
             self._leases.serve(version)
 
     def close(self) -> Readers:
@@ -62,6 +64,17 @@ class Desk:
                 next_end = self._leases.next_end()
                 self._changed.wait(min(deadline, next_end or deadline) - now)
             return self.close() if self._leases.version == version else None
+
+    def note_told(self) -> None:
+        """One more of the other producers has heard that the version opened last is closed."""
+        with self._changed:
+            self._told += 1
+            self._changed.notify_all()
+
+    def wait_told(self, producers: int, timeout_s: float) -> None:
+        """Until so many have, or the time is over."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._told >= producers, timeout_s)
 
     def answer(self, question: Question) -> Answer:
         """Blocks on `AwaitClosed` alone."""

@@ -24,7 +24,17 @@ from connectors.weights.nixl.agent import MemoryRegion, Registered, make_agent, 
 from connectors.weights.nixl.client import Channel
 from connectors.weights.nixl.desk import Desk
 from connectors.weights.nixl.leases import Readers
-from connectors.weights.nixl.messages import QUESTIONS, Attend, AwaitClosed, Layout, Producer, Refused, receive, send
+from connectors.weights.nixl.messages import (
+    QUESTIONS,
+    Attend,
+    AwaitClosed,
+    Granted,
+    Layout,
+    Producer,
+    Refused,
+    receive,
+    send,
+)
 from connectors.weights.nixl.reads import Region
 from connectors.weights.source import FetchError, SourceInfo
 from connectors.weights.tensors import TensorMeta
@@ -92,6 +102,8 @@ class NixlServer:
             self._attendance.stop()
             raise
         self._leads = False
+        self._is_asked = False
+        """The other producers ask this one whether its last version is closed."""
         self._digests: tuple[str, ...] = ()
         self._layout: Layout | None = None
 
@@ -104,6 +116,7 @@ class NixlServer:
         A version that is still open is closed first.
         """
         self._desk.close()
+        self._is_asked = False
         try:
             own, failure = self._offer(tensors, held), ""
         except Exception as error:  # The other ranks wait for this one: it tells them.
@@ -123,6 +136,7 @@ class NixlServer:
 
     def wait_done(self, source: SourceInfo, *, readers: int | None, timeout_s: float) -> Readers | None:
         if self._leads:
+            self._is_asked = True
             return self._desk.finish(source["version"], readers=readers, timeout_s=timeout_s)
         leader = Channel(source["host"], source["port"], PEER_TIMEOUT_S)
         try:
@@ -137,8 +151,12 @@ class NixlServer:
         return None
 
     def close(self) -> None:
-        """Cut everybody off and free everything. Idempotent."""
+        """Cut everybody off and free everything, but for other producers that are still in `wait_done`: they are told
+        first. Idempotent."""
         self._desk.close()
+        if self._is_asked:
+            self._is_asked = False
+            self._desk.wait_told(len(self._digests) - 1, PEER_TIMEOUT_S)
         self._listener.stop()
         self._attendance.stop()
         self._registered.unuse_all()
@@ -265,7 +283,10 @@ class _Conversation(socketserver.BaseRequestHandler):
         while True:
             question = receive(self.request, QUESTIONS)
             if not isinstance(question, Attend):
-                send(self.request, self.server.desk.answer(question))
+                answer = self.server.desk.answer(question)
+                send(self.request, answer)
+                if isinstance(question, AwaitClosed) and isinstance(answer, Granted):
+                    self.server.desk.note_told()
                 continue
             with self.server.attendance:
                 send(self.request, self.server.desk.answer(question))

@@ -232,6 +232,21 @@ def test_the_other_ranks_wait_for_rank_0_however_late_it_comes(tmp_path: Path) -
     assert min(on_ranks(2, wait_late, {}, tmp_path)) >= 2
 
 
+def close_early(rank: int) -> None:
+    """Rank 0 is through before rank 1 has asked it."""
+    os.environ.update(ENVIRONMENT)
+    publisher = NixlPublisher(host="127.0.0.1")
+    publication = publisher.publish({"w": torch.ones(4)}, "v1")
+    if rank == 1:
+        time.sleep(1)
+    publication.wait_done(0.1, readers=0)
+    publisher.close()
+
+
+def test_rank_0_does_not_leave_before_the_others_were_told(tmp_path: Path) -> None:
+    assert on_ranks(3, close_early, {}, tmp_path) == [None] * 3
+
+
 def fail_on_rank_1(rank: int) -> list[str]:
     os.environ.update(ENVIRONMENT)
     failures = []
