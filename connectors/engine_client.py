@@ -19,6 +19,7 @@ from prometheus_client.samples import Sample
 from connectors.vllm_plugin.fence_rules import (
     EPOCH_HEADER,
     FENCE_PATH,
+    HANDOFFS_HEADER,
     INSTANCE_HEADER,
     ORDER_HEADER,
     SALTED_HEADER,
@@ -197,15 +198,17 @@ class EngineClient:
         command = {"instance": instance, "epoch": epoch, **asdict(order)}
         return self._fence_view(self._call("POST", FENCE_PATH, json=command))
 
-    def pause(self, instance: str, order: CommandOrder, timeout_s: float) -> None:
-        """Stop computing. A prefill engine answers once no handoff of it is unread any more.
+    def pause(self, instance: str, order: CommandOrder, timeout_s: float, *, drops_handoffs: bool = False) -> None:
+        """Stop computing. A prefill engine answers once no handoff of it is unread any more; with `drops_handoffs` it
+        gives up those that are: for when no leg is left that could read one.
 
         What still runs is kept: an abort that meets a transfer can kill the engine (A27), and whoever wants requests
         ended ends them before. The caches stay: those of older epochs are never hit, and vLLM's wipe is the whole
         master's.
         """
         params = {"mode": "keep", "clear_cache": "false"}
-        self._call("POST", "/pause", params=params, headers=_order_headers(instance, order), timeout_s=timeout_s)
+        headers = _order_headers(instance, order) | ({HANDOFFS_HEADER: "drop"} if drops_handoffs else {})
+        self._call("POST", "/pause", params=params, headers=headers, timeout_s=timeout_s)
 
     def resume(self, instance: str, order: CommandOrder) -> None:
         self._call("POST", "/resume", headers=_order_headers(instance, order))

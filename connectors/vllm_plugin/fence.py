@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from connectors.vllm_plugin.fence_rules import (
+    HANDOFFS_HEADER,
     INSTANCE_VARIABLE,
     LONGEST_COMMAND,
     TOKEN_FILE_VARIABLE,
@@ -34,6 +35,7 @@ from connectors.vllm_plugin.fence_rules import (
     route_kind,
 )
 from connectors.vllm_plugin.pool_epoch import PoolEpoch
+from connectors.vllm_plugin.unread import drop_while
 from connectors.vllm_plugin.weight_routes import WeightRoutes
 from connectors.vllm_plugin.weight_rules import LONGEST_WEIGHT_COMMAND
 
@@ -124,7 +126,10 @@ class Fence:
                 self._state.pause_received()
             elif kind == "resume":
                 send = self._opened_by_success(send)
-            await self._app(scope, receive, send)
+            answer = self._app(scope, receive, send)
+            if kind == "pause" and headers.get(HANDOFFS_HEADER.encode()) == b"drop":
+                answer = drop_while(scope["app"].state.engine_client, answer)
+            await answer
 
     async def _generate(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         if refusal := self._state.refusal(headers):

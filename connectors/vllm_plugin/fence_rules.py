@@ -20,6 +20,8 @@ EPOCH_HEADER = "x-headrace-epoch"
 SALTED_HEADER = "x-headrace-salted"
 """Says "1" where the body carries the salt of its epoch: stale routers, probes and warm-ups do not send it."""
 ORDER_HEADER = "x-headrace-order"
+HANDOFFS_HEADER = "x-headrace-handoffs"
+"""Of a pause: `drop` where no leg is left that could read a handoff of this engine."""
 """Of a pause or a resume, "update.attempt.step": vLLM's own routes have no body for it."""
 
 RETRY_AFTER_S = 1

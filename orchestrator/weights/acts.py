@@ -38,6 +38,8 @@ class Pause:
     """With clear_cache false: caches of older epochs are never hit, and wiping is no engine's business."""
 
     instance: str
+    drops_handoffs: bool
+    """No leg is left that could read a handoff of this engine."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -73,7 +73,7 @@ def _engine_need(name: str, engine: EngineFacts, known: Knowledge) -> EngineAsk 
         case "pause_prefill" | "pause_decode" | "load":
             # Also where it is paused already: a resume or load that is still under way to it is older from now on.
             if known.fleet[name] in _PAUSED_IN[course.phase] and not (engine.paused and name in known.sealed):
-                return Pause(instance=engine.instance)
+                return Pause(instance=engine.instance, drops_handoffs=_is_without_readers(name, known))
             wants_load = course.phase == "load" and not holds and name not in known.failed
             if wants_load and (found := origin(known)) is not None:
                 return Load(
@@ -91,6 +91,13 @@ def _engine_need(name: str, engine: EngineFacts, known: Knowledge) -> EngineAsk 
             if name in known.confirmed() and (engine.paused or name not in known.answered):
                 return Resume(instance=engine.instance)
     return None
+
+
+def _is_without_readers(name: str, known: Knowledge) -> bool:
+    """Whether all legs have ended that could read this engine's handoffs: in a barrier, unless they are kept."""
+    course = known.course
+    is_barrier = course.going != "join" and course.update.strategy == "barrier"
+    return is_barrier and course.update.in_flight != "keep" and known.fleet[name] == "prefill"
 
 
 def _router_need(known: Knowledge, router: RouterFacts) -> RouterAsk | None:

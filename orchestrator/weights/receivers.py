@@ -83,7 +83,7 @@ class Receivers:
                 case acts.ReadEngine():
                     return EngineRead(order=order, facts=_read(client, takes_weights=self.plan.weights.in_place))
                 case acts.Pause():
-                    client.pause(ask.instance, given, self._limits.pause_s)
+                    client.pause(ask.instance, given, self._limits.pause_s, drops_handoffs=ask.drops_handoffs)
                 case acts.Resume():
                     client.resume(ask.instance, given)
                 case acts.ConfirmEpoch():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from orchestrator.weights.acts import Load
+from orchestrator.weights.acts import Load, Pause
 from tests.model.coordinator import Event
 from tests.model.engine import Block, Engine, LoadEnd, obey
 from tests.model.fleet import ENGINES, NUMBER
@@ -23,6 +23,7 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
         return
     legs = len(legs_at(state, number))
     at_once = model.removed == "pause answer before the next step"
+    drops = command.ask[0] is Pause and read(command.ask).drops_handoffs
     ends: list[LoadEnd] = ["done"]
     brought = None
     if command.ask[0] is Load:
@@ -33,12 +34,13 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
     for end in ends:
         done = obey(
             engine._replace(blocks=frozenset()), number, command.attempt, command.ask, legs=legs,
-            is_quiet=is_quiet(state, number) and not at_once, end=end, brought=brought or "",
+            is_quiet=(drops or is_quiet(state, number)) and not at_once, end=end, brought=brought or "",
             hears_all_ranks=model.removed != "verdict from all ranks",
         )  # fmt: skip
         if done.is_written:
             check_written(number, legs, is_paused=engine.paused == "yes")
         after = with_engine(state, number, done.engine._replace(blocks=engine.blocks))
+        after = _without_leases(after, number) if drops and done.is_taken else after
         after = opened(model, after, number) if done.engine.is_open and not engine.is_open else after
         if end != ends[0]:
             after = after._replace(faults=0)
@@ -54,6 +56,17 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
         else:
             taken = after.taken | {number} if is_awaited else after.taken
             yield f"{text}: begins", after._replace(taken=taken)
+
+
+def _without_leases(state: State, number: int) -> State:
+    """What still reads a handoff of this engine would read other requests' blocks."""
+    sessions = tuple(
+        each._replace(handoff=each.handoff._replace(is_fresh=False))
+        if each.handoff is not None and each.handoff.engine == number
+        else each
+        for each in state.sessions
+    )
+    return state._replace(sessions=sessions)
 
 
 def _brought(model: Model, state: State, load: Load) -> str | None:

@@ -39,6 +39,7 @@ MODEL_LENGTH = 4096
 AT_ONCE = 2
 """Requests that an engine computes at once; others wait."""
 LEASE_S = 60.0
+HANDOFF_LEASE_S = 20
 ROLES: tuple[Role, Role] = ("prefill", "decode")
 
 
@@ -171,7 +172,9 @@ def start_member(model: Path, folder: Path, volume: RunningVolume, role: Role, c
     )
     config.write_text(text, encoding="ascii")
     parts = ChainParts(
-        handoff=None if role == "colocated" else NixlSettings(lease_s=20, num_threads=1, cross_layers_blocks=False),
+        handoff=None
+        if role == "colocated"
+        else NixlSettings(lease_s=HANDOFF_LEASE_S, num_threads=1, cross_layers_blocks=False),
         store=StoreSettings(cache_prefix=JOB, save_decode_cache=True, cross_layers_blocks=False, by_epoch=True),
         native=None,
     )

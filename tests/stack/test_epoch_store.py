@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from tests.fakes.tiny_model import make_tiny_model
-from tests.stack.pool_fleet import AT_ONCE, BLOCK, JOB, Fleet, Member, eventually, running_fleet
+from tests.stack.pool_fleet import AT_ONCE, BLOCK, HANDOFF_LEASE_S, JOB, Fleet, Member, eventually, running_fleet
 from tests.stack.weights.engine_process import MODELS
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
@@ -134,6 +134,15 @@ def test_a26_a_save_that_is_under_way_when_the_epoch_moves_stays_out_of_the_new_
     assert fleet.keys(old + 1) == 0
     save(member, fleet, prompt_of(7))
     assert fleet.keys(old + 1) == BLOCKS
+
+
+def test_a_pause_gives_up_handoffs_that_nobody_is_going_to_read(fleet: Fleet) -> None:
+    engine = fleet.prefill.engine
+    handed = fleet.prefill.request(prompt_of(40), max_tokens=1, kv_transfer_params={"do_remote_decode": True})
+    assert handed.json()["kv_transfer_params"]["remote_block_ids"]
+    # Else it would be answered after the lease, and the client would have lost its patience.
+    engine.client.pause(engine.instance, engine.next_order(), HANDOFF_LEASE_S / 2, drops_handoffs=True)
+    engine.resume()
 
 
 def test_a20_a_reset_of_the_external_cache_stays_within_the_epoch(fleet: Fleet) -> None:

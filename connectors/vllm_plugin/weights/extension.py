@@ -12,6 +12,7 @@ from typing import Any
 from vllm.config import set_current_vllm_config
 from vllm.distributed.kv_transfer import has_kv_transfer_group
 
+from connectors.vllm_plugin.handoffs import end_leases
 from connectors.vllm_plugin.register import register
 from connectors.vllm_plugin.weights.backend import HeadraceWeightEngine
 from connectors.vllm_plugin.weights.rank import RankWeights, rank_of_engine
@@ -49,6 +50,15 @@ class WorkerExtension:
                 from connectors.vllm_plugin.epoch_store import move_to_epoch
 
                 move_to_epoch(epoch)
+            return _report(self, call).to_wire()
+        except Exception as error:
+            return _report(self, call, error).to_wire()
+
+    def headrace_drop_handoffs(self, call: str) -> dict[str, Any]:
+        """Nobody is going to read the handoffs of this worker. Returns a `RankReport`; never raises."""
+        try:
+            if has_kv_transfer_group():
+                end_leases()
             return _report(self, call).to_wire()
         except Exception as error:
             return _report(self, call, error).to_wire()

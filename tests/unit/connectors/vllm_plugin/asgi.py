@@ -104,7 +104,7 @@ PLAIN_ENGINE = SimpleNamespace(vllm_config=SimpleNamespace(parallel_config=Simpl
 def scope_of(method: str, path: str, headers: dict[str, str], **more: Any) -> Scope:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     app = SimpleNamespace(state=SimpleNamespace(engine_client=PLAIN_ENGINE))
-    return {"type": "http", "method": method, "path": path, "headers": raw, "app": app, **more}
+    return {"type": "http", "method": method, "path": path, "headers": raw, "app": app} | more
 
 
 async def call(

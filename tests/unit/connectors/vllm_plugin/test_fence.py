@@ -383,6 +383,7 @@ def test_it_needs_only_the_standard_library() -> None:
         "connectors.vllm_plugin.weight_routes",
         "connectors.vllm_plugin.pool_epoch",
         "connectors.vllm_plugin.rank_calls",
+        "connectors.vllm_plugin.unread",
         "connectors.vllm_plugin.weight_rules",
         "connectors.vllm_plugin.weights",
         "connectors.vllm_plugin.weights.settings",

@@ -47,7 +47,7 @@ def test_a_load_closes_the_fence_until_the_next_epoch_is_confirmed(known: Knowle
 
 def test_a_paused_engine_is_read_again(known: Knowledge) -> None:
     """An older load may have come in between; after the pause none can."""
-    known.carried_out("a", acts.Pause(instance="a-1"))
+    known.carried_out("a", acts.Pause(instance="a-1", drops_handoffs=False))
     assert (known.engines, known.sealed) == ({"a": None}, {"a"})
 
 

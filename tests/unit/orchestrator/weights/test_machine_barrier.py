@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from itertools import groupby
+from typing import get_args
 
 import pytest
 
 from orchestrator.errors import UpdateRefused
-from orchestrator.spec.weights import Strategy
+from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.weights import acts, events
 from orchestrator.weights.words import Ended, Phase
 from tests.unit.orchestrator.weights.driver import Driver
@@ -34,6 +35,17 @@ def test_the_order_of_a_barrier() -> None:
         "SetGate open",
     ]
     assert (drive.outcomes(), drive.holds()) == (["committed"], {("v1", 2, False)})
+
+
+@pytest.mark.parametrize("mode", get_args(InFlightMode))
+def test_handoffs_are_dropped_where_no_leg_is_left_to_read_them(mode: InFlightMode) -> None:
+    drive = Driver()
+    drive.update(mode=mode)
+    drive.run()
+    pauses = {
+        each.receiver: each.ask.drops_handoffs for each in drive.sent(acts.Pause) if isinstance(each.ask, acts.Pause)
+    }
+    assert pauses == {name: name.startswith("prefill") and mode != "keep" for name in drive.engines}
 
 
 def test_the_commit_is_recorded_after_all_verdicts_and_before_any_engine_is_confirmed() -> None:
