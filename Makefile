@@ -55,7 +55,7 @@ with-engines: stack
 
 # One after the other: engines take both cores of a small machine, and tests that wait on the clock have none left. With
 # `--jobs=2 with-engines without-engines` they run side by side; sed names whose line it is, and writes whole lines.
-test: stack ## everything a change can break, on the real parts too; about 20 minutes
+test: stack ## everything a change can break, on the real parts too; about 25 minutes
 	@$(MAKE) --no-print-directory without-engines with-engines
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
