@@ -7,16 +7,22 @@ it. A pause waits for handoffs; it would wait for a whole lease. `unread.py` ask
 from __future__ import annotations
 
 import time
+from typing import Any
 
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 
-def end_leases() -> int:
-    """Returns of how many handoffs. vLLM gives them up at its next step, as it does once a lease is over."""
+def end_leases() -> None:
+    """vLLM gives the handoffs up at its next step, as it does once a lease is over.
+
+    Raises:
+        LookupError: no connector of this engine keeps leases where vLLM 0.32's does.
+    """
     connector = get_kv_transfer_group()
-    ended = 0
-    for each in getattr(connector, "_connectors", [connector]):
-        leases = getattr(getattr(each, "connector_worker", None), "_reqs_to_send", {})
-        ended += len(leases)
+    parts: list[Any] = getattr(connector, "_connectors", [connector])
+    workers = [getattr(part, "connector_worker", None) for part in parts]
+    kept = [worker._reqs_to_send for worker in workers if worker is not None and hasattr(worker, "_reqs_to_send")]
+    if not kept:
+        raise LookupError("no connector of this engine keeps leases of handoffs")
+    for leases in kept:
         leases.update(dict.fromkeys(leases, time.perf_counter()))
-    return ended

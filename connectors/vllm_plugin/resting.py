@@ -23,7 +23,7 @@ REST_VARIABLE = "HEADRACE_REST_US"
 _AGENTS = "nixl._api"
 _QUEUES = "vllm.distributed.device_communicators.shm_broadcast"
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 
 def rest_while_waiting(rest_us: str) -> None:
@@ -35,9 +35,7 @@ def rest_while_waiting(rest_us: str) -> None:
     if not rest_us.isascii() or not rest_us.isdecimal() or not int(rest_us):
         raise ValueError(f"{REST_VARIABLE} must be a whole number of microseconds above 0, not {rest_us!r}")
     _replace(_AGENTS, ("nixlBind", "nixlAgent"), _resting_agent, int(rest_us))
-    _replace(
-        "vllm.distributed.device_communicators.shm_broadcast", ("SpinCondition",), _resting_condition, int(rest_us)
-    )
+    _replace(_QUEUES, ("SpinCondition",), _resting_condition, int(rest_us))
 
 
 def _replace(module: str, path: tuple[str, ...], make: Any, rest_us: int) -> None:
@@ -51,7 +49,7 @@ def _replace(module: str, path: tuple[str, ...], make: Any, rest_us: int) -> Non
         if found.__module__ != __name__:
             setattr(holder, path[-1], make(holder, found, rest_us))
     except (ImportError, AttributeError) as error:
-        log.warning("%s polls without pause, on a core of its own: %s", module, error)
+        _log.warning("%s polls without pause, on a core of its own: %s", module, error)
 
 
 def _resting_agent(bindings: Any, agent: Any, rest_us: int) -> Any:
