@@ -78,8 +78,8 @@ class Fetch(Protocol):
         ...
 
     def start(self, group: int, targets: Sequence[Target]) -> None:
-        """May begin to fill a group that `fetch` will be asked for, with the same targets: it, or the one after it.
-        Begun again it goes on. What cannot work ahead does nothing. Raises nothing: what goes wrong is told by
+        """May begin to fill a group that `fetch` will be asked for, with the same targets: it, or one of those after
+        it. Begun again it goes on. What cannot work ahead does nothing. Raises nothing: what goes wrong is told by
         `fetch`."""
         ...
 

@@ -168,7 +168,7 @@ class RankWeights:
             numbers.seconds = time.perf_counter() - started
             numbers.peak_extra_bytes = peak.extra_bytes()
             if device_before is not None:
-                numbers.peak_extra_device_bytes = torch.cuda.max_memory_allocated() - device_before
+                numbers.peak_extra_device_bytes = _device_peak() - device_before
         self._report.version, self._report.torn = version, ""
         self._report.last_load = LoadResult(ok=True, version=version, numbers=_figures(numbers))
         _log.info("weights: version %s loaded, %d bytes in %.3f s", version, numbers.bytes, numbers.seconds)
@@ -349,7 +349,13 @@ def _start_device_peak() -> int | None:
     if not torch.cuda.is_available():
         return None
     torch.cuda.reset_peak_memory_stats()
-    return int(torch.cuda.memory_allocated())
+    return _device_peak()
+
+
+def _device_peak() -> int:
+    """Since the last reset. Read from the nested figures: torch takes as long to flatten them as a GPU to copy a GB."""
+    figures = torch.cuda.memory_stats_as_nested_dict()
+    return int(figures["allocated_bytes"]["all"]["peak"])
 
 
 def _patience(command: WeightCommand, deadline: float) -> float:
