@@ -33,6 +33,17 @@ class FetchError(Exception):
         self.tensors = tuple(tensors)
 
 
+def has_waiting_trainer(source: SourceInfo) -> bool:
+    """Whether the version lies in memory that a trainer writes to again once its readers are done."""
+    return source.get("transport") == "nixl"
+
+
+def numbered(source: SourceInfo, *, first_reader: int, readers: int) -> dict[str, Any]:
+    """The same source for one engine: its rank 0 is the `first_reader` among the `readers` ranks of all engines. So
+    each of them gets its own part of those who hold the same."""
+    return {**source, "first_reader": first_reader, "readers": readers}
+
+
 T = TypeVar("T", str, int)
 
 

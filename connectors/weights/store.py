@@ -46,7 +46,8 @@ class StoreTransport:
         self.filling: Filling[StoredPiece] = Filling(range_cost_bytes=RANGE_COST_BYTES, staging_bytes=STAGING_BYTES)
 
     def get_ready(self, source: SourceInfo) -> None:
-        self._connect(source, CONNECT_S)
+        if "master" in source:
+            self._connect(source, CONNECT_S)
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> StoreFetch:
         key = source_field(source, "manifest", str)

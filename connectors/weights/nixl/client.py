@@ -9,6 +9,7 @@ from __future__ import annotations
 import select
 import socket
 import threading
+from contextlib import closing
 
 from connectors.weights.nixl.messages import (
     ANSWERS,
@@ -17,11 +18,12 @@ from connectors.weights.nixl.messages import (
     Confirm,
     Question,
     Refused,
+    Release,
     Renew,
     receive,
     send,
 )
-from connectors.weights.source import FetchError
+from connectors.weights.source import FetchError, SourceInfo, source_field
 
 RENEWALS_PER_LEASE = 3
 
@@ -106,3 +108,14 @@ class HeldLease:
             except FetchError as error:
                 self._failure = error
                 return
+
+
+def leader_of(source: SourceInfo, timeout_s: float) -> Channel:
+    """A connection to the leader of a version."""
+    return Channel(source_field(source, "host", str), source_field(source, "port", int), timeout_s)
+
+
+def release(source: SourceInfo, timeout_s: float) -> None:
+    """Tell the producers of a version that no more readers will come. `timeout_s` bounds each of two steps."""
+    with closing(leader_of(source, timeout_s)) as leader:
+        leader.demand(Release(source_field(source, "version", str)))

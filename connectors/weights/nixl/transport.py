@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
-from connectors.weights.nixl.client import Channel, HeldLease
-from connectors.weights.nixl.messages import Attend, Layout, Open, Opened, Release
+from connectors.weights.nixl.client import Channel, HeldLease, leader_of
+from connectors.weights.nixl.messages import Attend, Layout, Open, Opened
 from connectors.weights.nixl.reads import Reader
 from connectors.weights.nixl.session import Prepared, Session
 from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
@@ -42,7 +42,7 @@ class NixlTransport:
         # Before there is a lease: to start NIXL may take longer than one lasts.
         self.get_ready(source)
         with ExitStack() as undo:
-            leader = undo.enter_context(closing(_channel(source, timeout_s)))
+            leader = undo.enter_context(closing(leader_of(source, timeout_s)))
             opened = self._let_in(leader, source)
             lease = HeldLease(leader, opened.lease, opened.lease_s)
             undo.callback(lease.let_go)
@@ -189,13 +189,3 @@ class NixlFetch:
         self._lease.check()
         for channel in self._attended:
             channel.check_alive()
-
-
-def release(source: SourceInfo, *, timeout_s: float) -> None:
-    """Tell the producers of a version that no more readers will come."""
-    with closing(_channel(source, timeout_s)) as leader:
-        leader.demand(Release(source_field(source, "version", str)))
-
-
-def _channel(source: SourceInfo, timeout_s: float) -> Channel:
-    return Channel(source_field(source, "host", str), source_field(source, "port", int), timeout_s)
