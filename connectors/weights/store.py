@@ -18,7 +18,7 @@ from typing import TypeVar, get_args
 from connectors.mooncake import Protocol
 from connectors.weights.bounded import BoundedCalls
 from connectors.weights.filling import Filling, Part, Read, slices
-from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
+from connectors.weights.source import Deadline, FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.store_client import RangeRead, StoreClient, StoreError, Volume, memory_of
 from connectors.weights.store_layout import Manifest, StoredPiece
 from connectors.weights.tensors import Piece, TensorMeta, relative
@@ -51,11 +51,12 @@ class StoreTransport:
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> StoreFetch:
         key = source_field(source, "manifest", str)
-        client = self._connect(source, timeout_s)
+        deadline = Deadline(timeout_s, what=f"store: asking for version {source['version']}")
+        client = self._connect(source, deadline.left_s())
         manifest = self.bounded(
             lambda: Manifest.decode(client.text(key)),
             what=f"the manifest of version {source['version']}",
-            timeout_s=timeout_s,
+            timeout_s=deadline.left_s(),
         )
         fetch = StoreFetch(self, client, manifest, plan(manifest.metas), timeout_s)
         self.bounded(fetch.check_there, what=f"version {source['version']}", timeout_s=timeout_s)
@@ -114,6 +115,7 @@ class StoreFetch:
         groups: Sequence[Sequence[Piece]],
         timeout_s: float,
     ) -> None:
+        self.stamps: Mapping[str, str] = {}
         self._transport = transport
         self._client = client
         self._manifest = manifest

@@ -83,7 +83,7 @@ class Receivers:
     def _release(self, ask: acts.Release) -> None:
         """A trainer that cannot be told is gone, or goes on when its own time is over."""
         try:
-            release(ask.source, self._limits.command_s / 2)
+            release(ask.source, self._limits.command_s)
         except FetchError as error:
             _log.info("version %s: its trainer was not released: %s", ask.source["version"], error)
 
