@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -31,6 +32,33 @@ class FetchError(Exception):
     def __init__(self, message: str, tensors: Sequence[str] = ()) -> None:
         super().__init__(message)
         self.tensors = tuple(tensors)
+
+
+def has_waiting_trainer(source: SourceInfo) -> bool:
+    """Whether the version lies in memory that a trainer writes to again once its readers are done."""
+    return source.get("transport") == "nixl"
+
+
+def numbered(source: SourceInfo, *, first_reader: int, readers: int) -> dict[str, Any]:
+    """The same source for one engine: its rank 0 is the `first_reader` among the `readers` ranks of all engines. So
+    each of them gets its own part of those who hold the same."""
+    return {**source, "first_reader": first_reader, "readers": readers}
+
+
+class Deadline:
+    """One time limit for several steps."""
+
+    def __init__(self, timeout_s: float, *, what: str) -> None:
+        self._timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+        self._what = what
+
+    def left_s(self) -> float:
+        """For the next step. Raises FetchError where nothing is left."""
+        left_s = self._end - time.monotonic()
+        if left_s <= 0:
+            raise FetchError(f"{self._what}: not done after {self._timeout_s:g} s")
+        return left_s
 
 
 T = TypeVar("T", str, int)
@@ -77,6 +105,12 @@ class Fetch(Protocol):
         """All tensors of the version, with the dtypes in which they are sent."""
         ...
 
+    @property
+    def stamps(self) -> Mapping[str, str]:
+        """File -> what tells it from another one that was there under its name: the same on all ranks that opened the
+        same. Empty where a name never comes to stand for something else."""
+        ...
+
     def start(self, group: int, targets: Sequence[Target]) -> None:
         """May begin to fill a group that `fetch` will be asked for, with the same targets: it, or one of those after
         it. Begun again it goes on. What cannot work ahead does nothing. Raises nothing: what goes wrong is told by
@@ -107,8 +141,8 @@ class Transport(Protocol):
         """Open a version: look its manifest up, ask `plan` what of it this rank needs, get ready to fetch that.
 
         `plan` returns the same object as at the last load as long as the load plan is the same, so that nothing has
-        to be planned again. What it raises passes through. `timeout_s` bounds each step that waits for the source.
-        Raises FetchError."""
+        to be planned again. What it raises passes through. `timeout_s` bounds what waits for the source before `plan`,
+        what does so after it, and each later fetch. Raises FetchError."""
         ...
 
     def is_idle(self, wait_s: float, /) -> bool:

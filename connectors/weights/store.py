@@ -18,7 +18,7 @@ from typing import TypeVar, get_args
 from connectors.mooncake import Protocol
 from connectors.weights.bounded import BoundedCalls
 from connectors.weights.filling import Filling, Part, Read, slices
-from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
+from connectors.weights.source import Deadline, FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.store_client import RangeRead, StoreClient, StoreError, Volume, memory_of
 from connectors.weights.store_layout import Manifest, StoredPiece
 from connectors.weights.tensors import ITEM_BYTES, Piece, TensorMeta, relative
@@ -50,15 +50,17 @@ class StoreTransport:
         self._filling: Filling[StoredPiece] | None = None
 
     def get_ready(self, source: SourceInfo) -> None:
-        self._connect(source, CONNECT_S)
+        if "master" in source:
+            self._connect(source, CONNECT_S)
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> StoreFetch:
         key = source_field(source, "manifest", str)
-        client = self._connect(source, timeout_s)
+        deadline = Deadline(timeout_s, what=f"store: asking for version {source['version']}")
+        client = self._connect(source, deadline.left_s())
         manifest = self.bounded(
             lambda: Manifest.decode(client.text(key)),
             what=f"the manifest of version {source['version']}",
-            timeout_s=timeout_s,
+            timeout_s=deadline.left_s(),
         )
         groups = plan(manifest.metas)
         fetch = StoreFetch(self, client, manifest, groups, self._filling_for(groups, manifest), timeout_s)
@@ -127,6 +129,7 @@ class StoreFetch:
         filling: Filling[StoredPiece],
         timeout_s: float,
     ) -> None:
+        self.stamps: Mapping[str, str] = {}
         self._transport = transport
         self._client = client
         self._manifest = manifest

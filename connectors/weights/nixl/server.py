@@ -141,7 +141,7 @@ class NixlServer:
         leader = Channel(source["host"], source["port"], PEER_TIMEOUT_S)
         try:
             until = time.monotonic() + timeout_s + LEADER_LATE_S
-            while isinstance(leader.ask(AwaitClosed(source["version"], PEER_TIMEOUT_S)), Refused):
+            while isinstance(leader.ask(AwaitClosed(source["version"], PEER_TIMEOUT_S), 2 * PEER_TIMEOUT_S), Refused):
                 if time.monotonic() > until:
                     raise FetchError(
                         f"rank 0 has not ended version {source['version']}: it waits too late or not at all"

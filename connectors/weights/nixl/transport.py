@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
-from connectors.weights.nixl.client import Channel, HeldLease
-from connectors.weights.nixl.messages import Attend, Layout, Open, Opened, Release
+from connectors.weights.nixl.client import Channel, HeldLease, attend, leader_of
+from connectors.weights.nixl.messages import Layout, Open, Opened
 from connectors.weights.nixl.reads import Reader
 from connectors.weights.nixl.session import Prepared, Session
-from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
+from connectors.weights.source import Deadline, FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.tensors import TensorMeta
 
 
@@ -41,10 +41,12 @@ class NixlTransport:
         reader = self._reader(source)
         # Before there is a lease: to start NIXL may take longer than one lasts.
         self.get_ready(source)
+        version = source_field(source, "version", str)
+        deadline = Deadline(timeout_s, what=f"asking for version {version}")
         with ExitStack() as undo:
-            leader = undo.enter_context(closing(_channel(source, timeout_s)))
-            opened = self._let_in(leader, source)
-            lease = HeldLease(leader, opened.lease, opened.lease_s)
+            leader = undo.enter_context(closing(leader_of(source, deadline.left_s())))
+            opened = self._let_in(leader, version, deadline.left_s())
+            lease = HeldLease(leader, opened.lease, lease_s=opened.lease_s, timeout_s=timeout_s)
             undo.callback(lease.let_go)
             layout = self._layout = opened.layout or self._layout
             assert layout is not None, "a leader leaves out only what its reader has named"
@@ -52,12 +54,10 @@ class NixlTransport:
             with self.session() as session:
                 kept = session.prepared(layout, groups, reader)
                 prepared = kept or session.prepare(layout, groups, reader)
-            attended = []
-            for number in prepared.producers:
-                producer = layout.producers[number]
-                channel = undo.enter_context(closing(Channel(producer.host, producer.port, timeout_s)))
-                channel.demand(Attend())
-                attended.append(channel)
+            needed = [layout.producers[number] for number in prepared.producers]
+            attended = attend(needed, Deadline(timeout_s, what=f"reaching the producers of version {version}"))
+            for channel in attended:
+                undo.callback(channel.close)
             return NixlFetch(self, prepared, lease, attended, undo.pop_all(), planned=kept is None, timeout_s=timeout_s)
 
     def is_idle(self, _wait_s: float) -> bool:
@@ -98,9 +98,9 @@ class NixlTransport:
             )
         return Reader(self._rank, self._world_size, first, count)
 
-    def _let_in(self, leader: Channel, source: SourceInfo) -> Opened:
+    def _let_in(self, leader: Channel, version: str, timeout_s: float) -> Opened:
         known = "" if self._layout is None else self._layout.name
-        answer = leader.demand(Open(self._name, source_field(source, "version", str), known))
+        answer = leader.demand(Open(self._name, version, known), timeout_s)
         assert isinstance(answer, Opened), answer
         return answer
 
@@ -121,6 +121,7 @@ class NixlFetch:
     ) -> None:
         self.planned = planned
         """Whether its reads had to be planned; else they are those of the last load."""
+        self.stamps: Mapping[str, str] = {}
         self._transport = transport
         self._prepared = prepared
         self._lease = lease
@@ -189,13 +190,3 @@ class NixlFetch:
         self._lease.check()
         for channel in self._attended:
             channel.check_alive()
-
-
-def release(source: SourceInfo, *, timeout_s: float) -> None:
-    """Tell the producers of a version that no more readers will come."""
-    with closing(_channel(source, timeout_s)) as leader:
-        leader.demand(Release(source_field(source, "version", str)))
-
-
-def _channel(source: SourceInfo, timeout_s: float) -> Channel:
-    return Channel(source_field(source, "host", str), source_field(source, "port", int), timeout_s)
