@@ -12,7 +12,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from connectors.weights.nixl.messages import (
     AwaitClosed,
     Granted,
     Layout,
+    Leave,
     Producer,
     Refused,
     receive,
@@ -256,6 +257,7 @@ class _Listener(socketserver.ThreadingTCPServer):
         super().__init__((host, port), _Conversation)
         self.host, self.port = host, int(self.server_address[1])
         self.desk, self.attendance = desk, attendance
+        self.connected: set[socket.socket] = set()
         self._thread = threading.Thread(target=self.serve_forever, name="weights-listen", daemon=True)
         self._thread.start()
 
@@ -263,6 +265,9 @@ class _Listener(socketserver.ThreadingTCPServer):
         self.shutdown()
         self.server_close()
         self._thread.join()
+        for connection in list(self.connected):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Conversation(socketserver.BaseRequestHandler):
@@ -273,6 +278,10 @@ class _Conversation(socketserver.BaseRequestHandler):
         # A reader whose machine vanished must not be attended for good.
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.server.connected.add(self.request)
+
+    def finish(self) -> None:
+        self.server.connected.discard(self.request)
 
     def handle(self) -> None:
         # Whoever hangs up or talks nonsense ends its own connection, nothing else.
@@ -280,16 +289,16 @@ class _Conversation(socketserver.BaseRequestHandler):
             self._answer_all()
 
     def _answer_all(self) -> None:
-        while True:
-            question = receive(self.request, QUESTIONS)
-            if not isinstance(question, Attend):
+        with ExitStack() as attending:
+            while True:
+                question = receive(self.request, QUESTIONS)
+                if isinstance(question, Attend | Leave):
+                    attending.close()
+                if isinstance(question, Leave):
+                    continue
+                if isinstance(question, Attend):
+                    attending.enter_context(self.server.attendance)
                 answer = self.server.desk.answer(question)
                 send(self.request, answer)
                 if isinstance(question, AwaitClosed) and isinstance(answer, Granted):
                     self.server.desk.note_told()
-                continue
-            with self.server.attendance:
-                send(self.request, self.server.desk.answer(question))
-                # The reader says nothing more; it hangs up.
-                self.request.recv(1)
-                return

@@ -1,16 +1,18 @@
 """A reader: takes what one rank needs straight out of M producers' shards, with one-sided reads.
 
-Before it `client.py` (the lease) and `session.py` (the reads), after it the load in `vllm_plugin/weights/`. The
-protocol stands in `messages.py`.
+Before it `lines.py` (connections), `held_lease.py` and `session.py` (the reads), after it the load in
+`vllm_plugin/weights/`. The protocol stands in `messages.py`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 
-from connectors.weights.nixl.client import Channel, HeldLease, attend, leader_of
+from connectors.weights.nixl.client import Channel, leader_address
+from connectors.weights.nixl.held_lease import HeldLease, Renewals
+from connectors.weights.nixl.lines import Lines
 from connectors.weights.nixl.messages import Layout, Open, Opened
 from connectors.weights.nixl.reads import Reader
 from connectors.weights.nixl.session import Prepared, Session
@@ -32,6 +34,8 @@ class NixlTransport:
         self._name = name
         self._layout: Layout | None = None
         self._session: Session | None = None
+        self._lines = Lines()
+        self._renewals = Renewals()
 
     def get_ready(self, _source: SourceInfo) -> None:
         with self.session():
@@ -43,21 +47,24 @@ class NixlTransport:
         self.get_ready(source)
         version = source_field(source, "version", str)
         deadline = Deadline(timeout_s, what=f"asking for version {version}")
+        leader = self._lines.to(leader_address(source), deadline)
         with ExitStack() as undo:
-            leader = undo.enter_context(closing(leader_of(source, deadline.left_s())))
             opened = self._let_in(leader, version, deadline.left_s())
             lease = HeldLease(leader, opened.lease, lease_s=opened.lease_s, timeout_s=timeout_s)
             undo.callback(lease.let_go)
+            self._renewals.hold(lease)
             layout = self._layout = opened.layout or self._layout
             assert layout is not None, "a leader leaves out only what its reader has named"
             groups = plan(layout.tensors)
             with self.session() as session:
                 kept = session.prepared(layout, groups, reader)
                 prepared = kept or session.prepare(layout, groups, reader)
-            needed = [layout.producers[number] for number in prepared.producers]
-            attended = attend(needed, Deadline(timeout_s, what=f"reaching the producers of version {version}"))
-            for channel in attended:
-                undo.callback(channel.close)
+            needed = [(each.host, each.port) for each in map(layout.producers.__getitem__, prepared.producers)]
+            self._lines.keep_only([leader_address(source), *needed])
+            attended = self._lines.attend(
+                needed, Deadline(timeout_s, what=f"reaching the producers of version {version}")
+            )
+            undo.callback(self._lines.leave, needed)
             return NixlFetch(self, prepared, lease, attended, undo.pop_all(), planned=kept is None, timeout_s=timeout_s)
 
     def is_idle(self, _wait_s: float) -> bool:
@@ -66,6 +73,8 @@ class NixlTransport:
 
     def close(self) -> None:
         self.discard_session()
+        self._renewals.close()
+        self._lines.close()
 
     @contextmanager
     def session(self) -> Iterator[Session]:
