@@ -42,7 +42,7 @@ class BoundedCalls:
         # A daemon, so that a call that never returns doesn't keep the process from ending.
         threading.Thread(target=_carry_out, args=(call, future), name="weights-read", daemon=True).start()
         if not _ended(future, timeout_s):
-            raise FetchError(f"{what}: not done after {timeout_s:g} s")
+            raise FetchError(f"{what}: not done after {timeout_s:.3g} s")
         self._last = None
         return future.result()
 
