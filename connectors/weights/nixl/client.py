@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
+from connectors.weights.bounded import Deadline
 from connectors.weights.nixl.messages import (
     ANSWERS,
     Answer,
@@ -26,7 +27,7 @@ from connectors.weights.nixl.messages import (
     receive,
     send,
 )
-from connectors.weights.source import Deadline, FetchError, SourceInfo, source_field
+from connectors.weights.source import FetchError, SourceInfo, source_field
 
 RENEWALS_PER_LEASE = 3
 AT_ONCE = 64

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from connectors.weights.bounded import Deadline
 from connectors.weights.nixl.client import Channel, attend
 from connectors.weights.nixl.messages import QUESTIONS, Attend, Granted, Producer, receive, send
-from connectors.weights.source import Deadline, FetchError
+from connectors.weights.source import FetchError
 
 MANY = 1100
 """More than `select` knows."""
