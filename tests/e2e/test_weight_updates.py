@@ -173,7 +173,10 @@ def test_a_trainer_is_read_in_place_and_hears_when_it_may_go_on(
     finally:
         trainer.stop()
     serves(job, control, source["version"])
-    assert difference(first, logprobs(job)) > OTHER
+    read_in_place = logprobs(job)
+    assert difference(first, read_in_place) > OTHER
+    control.wait_committed(control.push("step-5b", checkpoints[1]))
+    assert difference(read_in_place, logprobs(job)) < SAME
 
 
 def test_an_engine_that_is_killed_loads_what_is_served_from_its_peer(

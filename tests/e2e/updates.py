@@ -124,7 +124,7 @@ def updated_job(control: Control, model: Path, pairs: int) -> Iterator[dict[str,
         roles=roles,
         monitoring={"enabled": False},
         handoff=PATIENT_HANDOFF,
-        weights={"limits": {"grace": 2, "command": 60}},
+        weights={"transport": "nixl", "limits": {"grace": 2, "command": 60}},
         audit={"share": 1},
     )
     table["engine"] |= {"max_model_len": 256, "kv_cache_memory_bytes": 32 << 20}
