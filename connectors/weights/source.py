@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -43,22 +42,6 @@ def numbered(source: SourceInfo, *, first_reader: int, readers: int) -> dict[str
     """The same source for one engine: its rank 0 is the `first_reader` among the `readers` ranks of all engines. So
     each of them gets its own part of those who hold the same."""
     return {**source, "first_reader": first_reader, "readers": readers}
-
-
-class Deadline:
-    """One time limit for several steps."""
-
-    def __init__(self, timeout_s: float, *, what: str) -> None:
-        self._timeout_s = timeout_s
-        self._end = time.monotonic() + timeout_s
-        self._what = what
-
-    def left_s(self) -> float:
-        """For the next step. Raises FetchError where nothing is left."""
-        left_s = self._end - time.monotonic()
-        if left_s <= 0:
-            raise FetchError(f"{self._what}: not done after {self._timeout_s:g} s")
-        return left_s
 
 
 T = TypeVar("T", str, int)

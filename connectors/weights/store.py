@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TypeVar, get_args
 
 from connectors.mooncake import Protocol
-from connectors.weights.bounded import BoundedCalls
+from connectors.weights.bounded import BoundedCalls, Deadline
 from connectors.weights.filling import Filling, Part, Read, slices
-from connectors.weights.source import Deadline, FetchError, Moved, Plan, SourceInfo, Target, source_field
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.store_client import RangeRead, StoreClient, StoreError, Volume, memory_of
 from connectors.weights.store_layout import Manifest, StoredPiece
 from connectors.weights.tensors import ITEM_BYTES, Piece, TensorMeta, relative

@@ -123,7 +123,7 @@ class Wipe:
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """No engine will read this version from its own source any more: its memory may be written to."""
+    """No engine needs this version from its own source any more: the memory that it lies in may be written to."""
 
     source: Mapping[str, Any]
 

@@ -34,6 +34,8 @@ from tests.e2e.updates import (
     two_checkpoints,
     updated_job,
 )
+from tests.stack.weights import nixl_trainer
+from tests.stack.weights.programs import Program
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
@@ -157,6 +159,24 @@ def test_an_update_that_hangs_is_cancelled(
     wait_until("the router serves again", lambda: complete(job, PROMPTS[0], "again").status == 200)
     assert serves(job, control, "step-4") == epoch
     assert difference(first, logprobs(job)) < SAME
+
+
+def test_a_trainer_is_read_in_place_and_hears_when_it_may_go_on(
+    job: dict[str, Any], control: Control, checkpoints: tuple[Path, Path], first: list[list[float]]
+) -> None:
+    trainer = Program(nixl_trainer.run, checkpoints[1], environment={})
+    try:
+        source = trainer.hear("published")
+        trainer.tell("wait", None, 10 * UPDATE_S)
+        control.wait_committed(control.push_source(source))
+        assert trainer.hear("done") == 0, "no reader was cut off"
+    finally:
+        trainer.stop()
+    serves(job, control, source["version"])
+    read_in_place = logprobs(job)
+    assert difference(first, read_in_place) > OTHER
+    control.wait_committed(control.push("step-5b", checkpoints[1]))
+    assert difference(read_in_place, logprobs(job)) < SAME
 
 
 def test_an_engine_that_is_killed_loads_what_is_served_from_its_peer(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
@@ -76,8 +76,10 @@ class Control:
         return self.client.get(f"/jobs/{NAME}{path}").raise_for_status().json()
 
     def push(self, version: str, checkpoint: Path, **options: str) -> int:
-        source = {"transport": "path", "path": str(checkpoint)}
-        reply = self.client.post(f"/jobs/{NAME}/weights", json={"version": version, "source": source, **options})
+        return self.push_source({"transport": "path", "version": version, "path": str(checkpoint)}, **options)
+
+    def push_source(self, source: Mapping[str, Any], **options: str) -> int:
+        reply = self.client.post(f"/jobs/{NAME}/weights", json={"source": source, **options})
         assert reply.status_code == 202, reply.text
         return int(reply.json()["number"])
 
@@ -122,7 +124,7 @@ def updated_job(control: Control, model: Path, pairs: int) -> Iterator[dict[str,
         roles=roles,
         monitoring={"enabled": False},
         handoff=PATIENT_HANDOFF,
-        weights={"limits": {"grace": 2, "command": 60}},
+        weights={"transport": "nixl", "limits": {"grace": 2, "command": 60}},
         audit={"share": 1},
     )
     table["engine"] |= {"max_model_len": 256, "kv_cache_memory_bytes": 32 << 20}

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 
+from connectors.weights.bounded import Deadline
 from connectors.weights.nixl.messages import (
     ANSWERS,
     Answer,
@@ -21,7 +22,7 @@ from connectors.weights.nixl.messages import (
     receive,
     send,
 )
-from connectors.weights.source import Deadline, FetchError, SourceInfo, source_field
+from connectors.weights.source import FetchError, SourceInfo, source_field
 
 
 class Channel:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 
+from connectors.weights.bounded import Deadline
 from connectors.weights.nixl.client import Channel
 from connectors.weights.nixl.messages import Attend, Leave
-from connectors.weights.source import Deadline, FetchError
+from connectors.weights.source import FetchError
 
 Address = tuple[str, int]
 LEAVE_S = 1.0

@@ -10,13 +10,14 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
+from connectors.weights.bounded import Deadline
 from connectors.weights.nixl.client import Channel, leader_address
 from connectors.weights.nixl.held_lease import HeldLease, Renewals
 from connectors.weights.nixl.lines import Lines
 from connectors.weights.nixl.messages import Layout, Open, Opened
 from connectors.weights.nixl.reads import Reader
 from connectors.weights.nixl.session import Prepared, Session
-from connectors.weights.source import Deadline, FetchError, Moved, Plan, SourceInfo, Target, source_field
+from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.tensors import TensorMeta
 
 
@@ -26,9 +27,8 @@ class NixlTransport:
     def __init__(self, *, name: str, rank: int, world_size: int) -> None:
         """`name`: of this rank in this life of its engine; producers know it again when it comes back after a failure.
 
-        `rank` and `world_size`: of its engine. Where several engines load together, `first_reader` and `readers` of the
-        source say which of all generator ranks the engine's rank 0 is and how many they are: so that load spreads over
-        producers that hold the same."""
+        `rank` and `world_size`: of its engine. Where several engines load, a control plane says in the source which of
+        all generator ranks the engine's rank 0 is and how many there are: `numbered` in `source.py`."""
         self._rank = rank
         self._world_size = world_size
         self._name = name

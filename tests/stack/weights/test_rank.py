@@ -6,6 +6,7 @@ import gc
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from vllm.model_executor.layers.quantization.auto_awq import AutoAWQLinearMethod
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
 from connectors.vllm_plugin.weights.agreement import AgreementLost, EngineRanks
@@ -299,6 +301,14 @@ def test_a_file_that_was_overwritten_between_the_ranks_opens_is_named(tmp_path: 
         assert str(file) in report.error
     assert all(report.ok for report in load(overwrite=False))
     assert torch.equal(torch.cat([half.rows for half in halves]), load_file(file)["rows"])
+
+
+def test_parameters_in_fewer_bits_than_are_sent_are_refused_for_gpu_fetch_at_the_start(tmp_path: Path) -> None:
+    model = Model()
+    model.layers[1].quant_method = AutoAWQLinearMethod(None)
+    for mode, refused in (("gpu_fetch", True), ("cpu_prefetch", False)):
+        with pytest.raises(ValueError, match=r"quantised \(layers\.1, ") if refused else nullcontext():
+            RankWeights(model, torch.float32, EngineRanks(0, 1, []), WeightSettings(mode=mode))
 
 
 def test_orders_and_unknown_commands(rank: Rank) -> None:

@@ -9,9 +9,10 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
 
+from connectors.weights.bounded import Deadline
 from connectors.weights.nixl.lines import Address, Lines
 from connectors.weights.nixl.messages import QUESTIONS, Attend, Granted, Leave, receive, send
-from connectors.weights.source import Deadline, FetchError
+from connectors.weights.source import FetchError
 
 PRODUCERS, SLOW_S, LIMIT_S = 64, 0.25, 8.0
 """One after the other they would take twice the time that there is for all."""
