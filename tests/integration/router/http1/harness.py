@@ -35,7 +35,9 @@ def make_limits(**changes: Any) -> Limits:
 
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-GET_AND_CLOSE = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: h\r\n"
+"""The beginning of a head that goes on."""
+GET_AND_CLOSE = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
 
 
 def echo(request: Request, responder: Responder) -> None:
