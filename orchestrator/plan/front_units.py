@@ -75,6 +75,7 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         max_waiting=spec.router.max_waiting,
         max_wait_s=spec.router.max_wait,
         readmit_streams=spec.weights is not None and spec.weights.in_flight == "readmit",
+        max_body_bytes=spec.router.max_body_bytes,
         skip_prefill_below_tokens=spec.router.skip_prefill_below_tokens,
         audit_share=spec.audit.share,
         audit_kept=spec.audit.kept,

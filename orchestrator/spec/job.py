@@ -139,6 +139,8 @@ class RouterSpec(SpecModel):
     """Length of the line."""
     max_wait: Seconds = ROUTER_DEFAULTS["max_wait_s"].default
     """How long a request may wait in line."""
+    max_body_bytes: PositiveBytes = ROUTER_DEFAULTS["max_body_bytes"].default
+    """Of one request. All others wait while a body is read and split: about 1 ms per MiB."""
     skip_prefill_below_tokens: Annotated[int, Field(ge=0)] = ROUTER_DEFAULTS["skip_prefill_below_tokens"].default
     """A follow-up with fewer new tokens goes straight to the decode replica that has the rest; 0: never."""
 

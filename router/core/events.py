@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from router.core.asks import Grant, Refusal
-from router.core.split import Route
+from router.core.split import ClientBody, Route
 from router.core.table import LegFailure
 
 
@@ -19,6 +19,8 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """Unique in this router, in the order of arrival."""
     sample_of: Arrived | None = None
     """The client's request, of which this is one sample: it has that one's place in the line and shares its session."""
+    sample: ClientBody | None = None
+    """What this sample asks for, in place of `body`."""
     route: Route
     path: str
     """The route's path; the same on the engines."""

@@ -92,7 +92,7 @@ class Flow(Moves):
         self._arrival = event
         self._deadline = event.deadline if event.deadline is not None else now + self._rules.request_timeout_s
         try:
-            self._body = parse_body(
+            self._body = event.sample or parse_body(
                 event.body,
                 route=event.route,
                 session_header=event.session_header,

@@ -133,8 +133,7 @@ class Gathering:
             whole,
             number=next(self._tools.numbers),
             sample_of=whole,
-            body=self._gather.parts[sample].raw,
-            session_header=self._gather.body.session_id,
+            sample=self._gather.parts[sample],
             deadline=self._gather.deadline,
             request_key=f"{whole.request_key}-s{sample}",
         )

@@ -11,7 +11,7 @@ from router.core.errors import RequestRefused
 from router.core.split.client_body import ClientBody
 from router.core.split.numbers import CUT, cut_numbers
 from router.core.split.rules import Route
-from router.core.split.values import BODY, Body, is_null, read_flag
+from router.core.split.values import BODY, Body, is_null, is_scalar, read_flag
 
 LABEL_FIELD = "return_headrace"
 """The router's own: say in the reply what produced it."""
@@ -45,7 +45,7 @@ def parse_body(raw: bytes, *, route: Route, session_header: str | None, session_
             route=route,
             fields=fields,
             sampling=_sampling(fields) if route == "generate" else fields,
-            raw=raw,
+            size=len(raw),
             session_id=_session_in_header(session_header) or in_body,
             request_id=_text(request_id) if request_id is not None else None,
             cache_salt=_cache_salt(fields.get(SALT_FIELD)),
@@ -88,7 +88,7 @@ def _session_id(fields: Body, names: tuple[str, ...]) -> str | None:
         raw = fields.pop(name, None)
         if raw is None or found is not None or bytes(raw) in (b"null", b'""'):
             continue
-        value = msgspec.json.decode(raw)
+        value = msgspec.json.decode(raw) if is_scalar(raw) else None
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise RequestRefused(f"{name} must be a string or an integer", param=name)
         found = str(value)
@@ -109,5 +109,5 @@ def _cache_salt(raw: msgspec.Raw | None) -> str | None:
 
 
 def _text(raw: msgspec.Raw | None) -> str | None:
-    value = msgspec.json.decode(raw) if raw is not None else None
+    value = msgspec.json.decode(raw) if raw is not None and is_scalar(raw) else None
     return value if isinstance(value, str) and value else None
