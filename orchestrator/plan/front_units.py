@@ -69,6 +69,8 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         handoff_lease_s=handoff_lease_s(spec),
         retries=spec.router.retries,
         request_timeout_s=spec.router.request_timeout,
+        silence_limit_s=spec.router.silence_limit,
+        leg_timeout_s=spec.router.leg_timeout,
         workers=spec.router.workers,
         max_requests=spec.router.max_requests,
         max_legs_per_replica=spec.router.max_requests_per_replica,

@@ -84,7 +84,7 @@ class ExchangeTools:
     numbers: Iterator[int]
     """Request numbers, in the order of arrival."""
     tell_bytes_every_s: float
-    """How often a stream tells that its replica is sending: well within the window in which that counts."""
+    """How often a stream tells that its replica is sending: well within the time after which one counts as silent."""
 
 
 class Exchange:
