@@ -11,9 +11,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 EngineRole = Literal["prefill", "decode", "colocated"]
-PolicyName = Literal["sticky_least_loaded", "round_robin", "least_loaded", "consistent_hash", "power_of_two"]
-"""The `type` of each routing policy."""
-
 
 TOKEN_FILE_VARIABLE = "HEADRACE_TOKEN_FILE"
 """Environment variable that names the file with the internal port's bearer token."""

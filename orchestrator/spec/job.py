@@ -130,11 +130,11 @@ class RouterSpec(SpecModel):
     request_timeout: Seconds = ROUTER_DEFAULTS["request_timeout_s"].default
     """For a whole request: all legs and attempts. 504 after it."""
     silence_limit: Seconds = ROUTER_DEFAULTS["silence_limit_s"].default
-    """An engine that for so long has neither answered a health probe nor sent a byte for any request hangs: its requests
-    are run elsewhere. Compiling may silence a good one for two minutes."""
+    """An engine that for so long has neither answered a health probe nor sent a byte for any request hangs: its
+    requests are run elsewhere. Compiling may silence a good one for nearly two minutes."""
     leg_timeout: Seconds | None = ROUTER_DEFAULTS["leg_timeout_s"].default
-    """How long one engine may take to the first byte of its reply, or to the whole of one that is not streamed, its queue
-    included; then the request is run elsewhere. As long as request_timeout when left out."""
+    """How long one engine, its queue included, may take to the first byte of its reply, or to the whole of one that is
+    not streamed; then the request is run elsewhere. As long as request_timeout when left out."""
     retries: Annotated[int, Field(ge=0, le=10)] = ROUTER_DEFAULTS["retries"].default
     workers: Annotated[int, Field(ge=1, le=64)] = ROUTER_DEFAULTS["workers"].default
     """Processes that serve the router's port."""

@@ -11,6 +11,10 @@ from router.core.asks import Grant, Refusal
 from router.core.split import ClientBody, Route
 from router.core.table import LegFailure
 
+HowInterrupted = Literal["abort", "readmit", "keep", "asked", "shutdown"]
+"""abort, readmit, keep: what the control plane does with running requests before new weights come. asked: someone named
+this request's id. shutdown: the router ends, and can wait no longer."""
+
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """The client's request is here, whole."""
@@ -89,9 +93,7 @@ class Thawed(msgspec.Struct, frozen=True):
 class Interrupted(msgspec.Struct, frozen=True):
     """The request must not go on as it is."""
 
-    how: Literal["abort", "readmit", "keep", "asked"]
-    """abort, readmit, keep: what the control plane does with running requests before new weights come. asked: someone
-    named this request's id."""
+    how: HowInterrupted
 
 
 Event = (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
+from email.utils import parsedate_to_datetime
 
 import pytest
 
@@ -110,6 +112,23 @@ def test_a_streamed_reply_is_chunked(run: Run) -> None:
                 assert (
                     await client.hear(b"\r\n0\r\n\r\n") == b"3\r\nabc\r\n186a0\r\n" + b"x" * 100_000 + b"\r\n0\r\n\r\n"
                 )
+
+    run(case())
+
+
+@both_loops
+def test_every_reply_says_when_it_was_made(run: Run) -> None:
+    async def case() -> None:
+        async with served(echo, header_timeout_s=0.1) as at:
+            said = []
+            for raw in (GET_AND_CLOSE, b"nonsense\r\n\r\n"):
+                client = await at.client()
+                await client.say(raw)
+                reply = await client.reader.read()
+                (line,) = [line for line in reply.split(b"\r\n") if line.startswith(b"Date: ")]
+                said.append(parsedate_to_datetime(line[6:].decode()))
+            assert all(abs(time.time() - each.timestamp()) < 60 for each in said)
+            await until(lambda: parsedate_to_datetime(at.server.date_line[6:]) > max(said))
 
     run(case())
 
