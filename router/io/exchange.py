@@ -324,7 +324,7 @@ class Exchange:
         # By the client's id the samples can be aborted.
         request = msgspec.structs.replace(self.request, asked_id=self.client_request_id)
         self._gathering = Gathering(self, request, self._tools, command, begin)
-        self._gathering.start_all()
+        self._gathering.start()
 
     # -- helpers -------------------------------------------------------------------------------------------
 
