@@ -37,11 +37,6 @@ class Epochs:
     def version_of(self, epoch: int) -> str:
         return self._versions.get(epoch, "")
 
-    @property
-    def current(self) -> int | None:
-        """The newest epoch; None before the first."""
-        return max(self._versions, default=None)
-
     def first_with(self, version: str) -> int | None:
         """The epoch from which on "at least this version" is served; None while the version is unknown."""
         return self._first.get(version)

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from router.core.events import HowInterrupted
 from router.core.finished import AuditOutcome, FinishedRequest
 from router.core.gate import GateState, Order
 from router.core.replies import Reply, error_reply, json_reply
@@ -25,7 +26,7 @@ from router.io.desk import Desk
 from router.io.metrics import Metrics
 from router.io.poller import Poller
 from router.io.public import not_found
-from router.io.serving import HowInterrupted, RunningLeg, Told
+from router.io.serving import RunningLeg, Told
 from router.settings import EngineRole, check_engine_url
 
 _log = logging.getLogger(__name__)

@@ -142,17 +142,17 @@ def test_a27_an_abort_by_id_is_answered_and_not_closed() -> None:
 
 def test_a27_a_replica_that_falls_silent_while_frozen_keeps_its_legs() -> None:
     async def case() -> None:
-        async with bench(fenced=True, probe_timeout_s=0.1, probe_failures=1, retries=0) as made:
+        async with bench(fenced=True, silence_limit_s=0.1, retries=0) as made:
             decode = made.decode[0]
             decode.answers.clear()
             running = made.start()
             await until(lambda: decode.open == 1)
             await _freeze(made)
-            decode.health_s = 5.0
+            decode.lives.clear()
             await until(lambda: not made.is_usable(decode.name))
             await turns()
             assert (decode.open, decode.closed_early) == (1, 0)
-            decode.health_s = 0.0
+            decode.lives.set()
             decode.answers.set()
             assert (await running).status == 200
             await _thaw(made)
