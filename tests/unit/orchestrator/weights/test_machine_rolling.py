@@ -35,6 +35,14 @@ def test_a_group_is_drained_paused_loaded_verified_joined() -> None:
     assert about == [*kinds, acts.Drain]
 
 
+def test_everyone_has_its_copy_before_the_first_group_moves() -> None:
+    drive = Driver()
+    drive.update(strategy="rolling")
+    drive.run_to("choose")
+    assert {each.receiver for each in drive.sent(acts.Prefetch)} == set(drive.engines)
+    assert drive.sent(acts.Pause) == []
+
+
 def test_the_version_moves_after_the_last_group() -> None:
     """A28."""
     drive = Driver()
