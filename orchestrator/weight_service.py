@@ -19,7 +19,7 @@ from orchestrator.store.jobs import SERVING, JobStore
 from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.weights.groups import rolling_refusal
-from orchestrator.weights.journal import Push, PushRecord, ask_for, position_of, pushes_of
+from orchestrator.weights.journal import Push, PushRecord, ask_for, newest_push, position_of, push_of, pushes_of
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Position
 
@@ -98,17 +98,16 @@ class WeightService:
 
     def record(self, name: str, number: int) -> PushRecord:
         """Raises `UpdateUnknown`."""
-        for each in self.history(name):
-            if each.number == number:
-                return each
-        raise UpdateUnknown(f"job {name!r} has no update {number}")
+        self.store.get(name)
+        found = push_of(self.updates, name, number)
+        if found is None:
+            raise UpdateUnknown(f"job {name!r} has no update {number}")
+        return found
 
-    def newest(self, name: str) -> PushRecord:
-        """Raises `UpdateUnknown`."""
-        history = self.history(name)
-        if not history:
-            raise UpdateUnknown(f"job {name!r} has had no update")
-        return history[-1]
+    def newest(self, name: str) -> PushRecord | None:
+        """None where the job has had none."""
+        self.store.get(name)
+        return newest_push(self.updates, name)
 
     def history(self, name: str) -> list[PushRecord]:
         self.store.get(name)

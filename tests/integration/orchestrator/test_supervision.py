@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.errors import JobFailed, UpdateRefused
 from orchestrator.observe.engines import PROBE_EPOCH
+from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import StoredJob
 from orchestrator.store.updates import CoordinatorReplaced
@@ -240,6 +241,24 @@ def test_a_router_that_died_is_started_again_and_told_everything(fleet: FakeFlee
         fleet.machine.kill("router")
         until(lambda: fleet.machine.started.count("router") == 2)
         until(lambda: is_whole(fleet, FIRST_VERSION, 1))
+
+
+@pytest.mark.parametrize("call", ["serving_names", "is_serving", "get"])
+def test_a_database_that_is_locked_for_a_while_ends_no_supervision(
+    fleet: FakeFleet, job: StoredJob, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    number = fleet.weights().push("demo", None, source("step-1"), AS_SET).number
+    real, failures = getattr(fleet.store, call), iter(range(3))
+
+    def locked_at_first(*given: str) -> object:
+        if next(failures, None) is not None:
+            raise StateUnusable(fleet.home, "database is locked")
+        return real(*given)
+
+    monkeypatch.setattr(fleet.store, call, locked_at_first)
+    with supervised(fleet):
+        until(lambda: next(failures, None) is None)
+        assert fleet.weights().wait("demo", number, 10).outcome == "committed"
 
 
 def test_a_job_that_is_stopped_is_left_alone(fleet: FakeFleet, job: StoredJob) -> None:
