@@ -9,12 +9,12 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused, UpdateUnknown
 from orchestrator.plan.types import JobPlan
-from orchestrator.spec.weights import InFlightMode, Strategy
+from orchestrator.spec.weights import InFlightMode, Strategy, Transport
 from orchestrator.store.jobs import SERVING, JobStore
 from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
@@ -79,8 +79,8 @@ class WeightService:
             raise UpdateRefused("version must be 1 to 128 printable ASCII characters without blanks")
         if source.get("version", push.version) != push.version:
             raise UpdateRefused(f"source.version is {source['version']!r}, version is {push.version!r}: name it once")
-        if not isinstance(source.get("transport"), str):
-            raise UpdateRefused('source.transport is missing: "path", "store" or "nixl", as the publisher gives it')
+        if source.get("transport") not in get_args(Transport):
+            raise UpdateRefused('source.transport must be "path", "store" or "nixl", as the publisher gives it')
         position = position_of(self.updates, plan.job)
         served = FIRST_VERSION if position is None else position.committed.version
         if push.version in (served, FIRST_VERSION):

@@ -13,11 +13,15 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from connectors.vllm_plugin.weight_rules import LONGEST_WEIGHT_COMMAND
 from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.errors import UpdateRefused
 from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.store.updates import EndedUpdate, StoredRemark, StoredUpdate, UpdateStore
 from orchestrator.weights.words import Outcome, Position
 
+LONGEST_REQUEST = LONGEST_WEIGHT_COMMAND - 1024
+"""An engine's command has its order and its limits beside the source."""
 PushOutcome = Literal[Outcome, "refused"]
 """refused: asked for, and could not be begun."""
 _OUTCOME: TypeAdapter[PushOutcome] = TypeAdapter(PushOutcome)
@@ -96,8 +100,16 @@ def position_of(store: UpdateStore, job: str) -> Position | None:
 
 
 def ask_for(store: UpdateStore, job: str, push: Push) -> int:
-    """Its number. Raises `UpdateRefused` where one has not ended yet."""
-    return store.ask(job, _PUSH.dump_json(push).decode(), time.time())
+    """Its number. Raises `UpdateRefused` where one has not ended yet, or where what is asked for cannot be kept as it
+    is: numbers that are none, half characters, a source that is nested too deep or longer than engines take."""
+    try:
+        request = _PUSH.dump_json(push)
+        is_kept = len(request) <= LONGEST_REQUEST and _PUSH.validate_json(request) == push
+    except ValueError:
+        is_kept = False
+    if not is_kept:
+        raise UpdateRefused(f"source is no plain JSON of at most {LONGEST_REQUEST} bytes")
+    return store.ask(job, request.decode(), time.time())
 
 
 def pushes_of(store: UpdateStore, job: str) -> list[PushRecord]:

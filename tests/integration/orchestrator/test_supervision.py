@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,7 @@ from tests.fakes.fake_launch import NOW, FakeFleet
 
 LIMITS = {"grace": 0.05, "again": 0.02, "tries": 2}
 AS_SET = PushOptions()
+NESTED: list[Any] = functools.reduce(lambda inner, _: [inner], range(300), [])
 
 
 def source(version: str) -> dict[str, str]:
@@ -135,13 +138,19 @@ def test_a28_a_version_that_one_engine_cannot_load_is_not_served_and_may_be_trie
         (FIRST_VERSION, {"transport": "path"}, AS_SET, "names other weights already"),
         (None, {"transport": "path"}, AS_SET, "version must be"),
         ("a b", {"transport": "path"}, AS_SET, "version must be"),
-        ("a", {"path": "/x"}, AS_SET, "source.transport is missing"),
+        ("a", {"path": "/x"}, AS_SET, "source.transport must be"),
+        ("a", {"transport": "pigeon"}, AS_SET, "source.transport must be"),
+        ("a", {"transport": "path", "path": float("nan")}, AS_SET, "no plain JSON"),
+        ("a", {"transport": "path", "path": "\ud800"}, AS_SET, "no plain JSON"),
+        ("a", {"transport": "path", "\ud800": "/x"}, AS_SET, "no plain JSON"),
+        ("a", {"transport": "path", "path": NESTED}, AS_SET, "no plain JSON"),
+        ("a", {"transport": "path", "path": "x" * 65_000}, AS_SET, "no plain JSON"),
         ("a", source("b"), AS_SET, "name it once"),
         ("a", {"transport": "path"}, PushOptions(strategy="rolling"), "rolling needs a second pair"),
     ],
 )
 def test_a_push_that_cannot_be_is_refused_before_it_is_noted(
-    fleet: FakeFleet, job: StoredJob, version: str | None, given: dict[str, str], options: PushOptions, says: str
+    fleet: FakeFleet, job: StoredJob, version: str | None, given: dict[str, Any], options: PushOptions, says: str
 ) -> None:
     with pytest.raises(UpdateRefused, match=says):
         fleet.weights().push("demo", version, given, options)
