@@ -128,10 +128,14 @@ class Fence:
             if kind == "pause":
                 self._state.pause_received()
             elif kind == "resume":
+                # Before the engine hears of it: what comes after has readers for its handoffs.
+                self._state.resumes += 1
                 send = self._opened_by_success(send)
             answer = self._app(scope, receive, send)
             if kind == "pause" and headers.get(HANDOFFS_HEADER.encode()) == b"drop":
-                answer = drop_while(scope["app"].state.engine_client, answer)
+                resumes = self._state.resumes
+                client = scope["app"].state.engine_client
+                answer = drop_while(client, answer, is_wanted=lambda: self._state.resumes == resumes)
             await answer
 
     async def _unless_it_discards(self, scope: Scope, receive: Receive, send: Send) -> None:

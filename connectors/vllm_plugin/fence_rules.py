@@ -221,6 +221,8 @@ class FenceState:
     paused: bool = False
     pauses: int = 0
     """POST /pause received so far."""
+    resumes: int = 0
+    """POST /resume passed on so far."""
     open_requests: dict[int, str] = field(default_factory=dict)
     """X-Request-Id of each generating request that was accepted and has not ended."""
     accepted: int = 0
