@@ -17,10 +17,10 @@ from orchestrator.observe.engines import PROBE_EPOCH
 from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import StoredJob
-from orchestrator.store.updates import CoordinatorReplaced
+from orchestrator.store.updates import CoordinatorReplaced, EndedUpdate
 from orchestrator.supervision import supervise_all
 from orchestrator.weight_service import PushOptions
-from orchestrator.weights import acts
+from orchestrator.weights import acts, runner
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Commitment
@@ -184,6 +184,24 @@ def test_an_update_that_hangs_is_cancelled_and_the_old_weights_serve_on(fleet: F
         assert (ended.outcome, ended.why, ended.is_cancelled) == ("cancelled", "by request", True)
         until(lambda: is_whole(fleet, FIRST_VERSION, 1))
         assert weights.cancel("demo", number) == ended, "once it has ended nothing changes"
+
+
+def test_a_disk_that_takes_its_time_gets_nobody_restarted(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record takes longer than what follows it may."""
+    fleet.record(fleet.plan(weights={"limits": {**LIMITS, "hold": 0.2, "pause": 0.2, "command": 0.2}}))
+    fleet.supervision().open(fleet.bring_up())
+    write = fleet.updates.record
+
+    def written_slowly(job: str, run_id: str, generation: int, position: str, ended: EndedUpdate | None) -> None:
+        if '"phase":"resume"' in position:
+            time.sleep(0.3)
+        write(job, run_id, generation, position, ended)
+
+    monkeypatch.setattr(fleet.updates, "record", written_slowly)
+    monkeypatch.setattr(runner, "HELD_UP_S", 0.05)
+    weights = fleet.weights()
+    ended = weights.see_through("demo", weights.push("demo", None, source("step-1"), AS_SET).number)
+    assert (ended.outcome, weights.remarks("demo")) == ("committed", [])
 
 
 def test_an_update_that_nobody_has_begun_is_cancelled_without_an_act(fleet: FakeFleet, job: StoredJob) -> None:
