@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from orchestrator.errors import UpdateRefused
@@ -66,6 +68,8 @@ def test_a_later_group_that_fails_rolls_the_whole_fleet_back_to_a_new_epoch() ->
     drive.run(until=lambda: drive.outcomes() != [] or not drive.router.has_pair())
     assert (drive.outcomes(), drive.holds()) == (["rolled_back"], {("v0", 3, False)})
     assert ("decode-3", "v0") not in drive.loaded(), "it held them still"
+    told = {(ask.version, ask.epoch, ask.committed) for ask in map(attrgetter("ask"), drive.sent(acts.PublishEpoch))}
+    assert told == {("v1", 2, 1), ("v0", 3, 1)}, "the router learns that v1 was given up"
 
 
 def test_an_engine_that_comes_up_during_a_rolling_update_loads_its_target() -> None:
