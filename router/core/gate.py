@@ -2,8 +2,8 @@
 
 open: all goes. holding: no new request and no fresh attempt starts, second legs of running ones still go.
 frozen: nothing is sent, and nothing is closed. Where a hold keeps what runs, nothing is closed either. A router starts
-frozen, until the control plane tells it otherwise: it can't know which weights the engines hold. `io/admin.py` moves it,
-`dispatcher.py` asks it before each leg, `flow.py` before it closes one.
+frozen, until the control plane tells it otherwise: it can't know which weights the engines hold. `io/admin.py` moves
+it, `dispatcher.py` asks it before each leg, `flow.py` before it closes one.
 """
 
 from __future__ import annotations
