@@ -106,6 +106,8 @@ class PublishEpoch:
 
     epoch: int
     version: str
+    committed: int
+    """The epoch that is committed now. Others that were published since were given up."""
     instances: Mapping[str, str]
 
 

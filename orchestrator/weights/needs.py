@@ -146,7 +146,8 @@ def _publication(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
     }
     if not told:
         return None
-    return PublishEpoch(epoch=target.epoch, version=target.version, instances=told)
+    committed = known.position.committed.epoch
+    return PublishEpoch(epoch=target.epoch, version=target.version, committed=committed, instances=told)
 
 
 def _admission(known: Knowledge, router: RouterFacts) -> RouterAsk | None:

@@ -174,5 +174,5 @@ def _tell_router(router: RouterClient, ask: RouterAsk, order: Order) -> Event:
             if legs and ask.draining and ask.timeout_s:
                 return Answered(order=order, error=f"{legs} requests still run on {ask.name}")
         case acts.PublishEpoch():
-            router.publish(ask.epoch, ask.version, ask.instances, order)
+            router.publish(ask.epoch, ask.version, ask.instances, order, committed=ask.committed)
     return Answered(order=order)

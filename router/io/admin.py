@@ -82,6 +82,8 @@ class _ConfirmedReplica(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 class _CommitEpoch(_Command, kw_only=True):
     epoch: _Number
     version: Annotated[str, msgspec.Meta(min_length=1)]
+    committed: _Number | None = None
+    """Epochs between this one and `epoch` were given up, and so were their versions; left out: none was."""
     replicas: list[_ConfirmedReplica] | None = None
     """Who holds these weights, confirmed; left out: every replica of the router."""
 
@@ -218,7 +220,7 @@ class AdminRoutes:
                 message = f"{each.name} is in epoch {member.epoch} already; an older one never comes back"
                 return _respond(error_reply(409, message, "epoch"))
         self._dispatcher.gate.take(asked.order)
-        self._dispatcher.epochs.commit(asked.epoch, asked.version)
+        self._dispatcher.epochs.commit(asked.epoch, asked.version, committed=asked.committed)
         for each in confirmed:
             self._fleet.members[each.name].instance = each.instance or self._fleet.members[each.name].instance
             self._fleet.confirm(each.name, asked.epoch)

@@ -112,6 +112,7 @@ class Serving:
         """Tell the open requests, or those with this id, that they must not go on as they are."""
         told = [each for each in self.open.values() if request_id is None or each.client_request_id == request_id]
         legs = [_running(each.leg) for each in told if each.leg is not None]
+        self.gate.keeps = self.gate.keeps or how == "keep"
         for exchange in told:
             exchange.feed(Interrupted(how))
         return Told(len(told), legs)

@@ -57,6 +57,26 @@ def test_a27_clients_that_leave_close_nothing_before_the_gate_thaws(role: str) -
     asyncio.run(case())
 
 
+def test_a27_a_hold_that_keeps_what_runs_closes_nothing_either() -> None:
+    """Prefill engines pause before the gate is frozen: the second legs of others go meanwhile."""
+
+    async def case() -> None:
+        async with bench(fenced=True) as made:
+            prefill = made.prefill[0]
+            prefill.answers.clear()
+            client = await LeavingClient.sending(made)
+            await until(lambda: prefill.open == 1)
+            await made.set_gate("holding")
+            assert (await made.command("/in_flight", {"mode": "keep"})).status == 200
+            assert prefill.fence is not None
+            prefill.fence.pause_received()
+            await client.leave()
+            await made.metric_reaches(1, "client_gone_total")
+            await _closes_only_after(made, prefill, 1)
+
+    asyncio.run(case())
+
+
 def test_a27_a_stream_whose_client_leaves_runs_on_until_the_gate_thaws() -> None:
     async def case() -> None:
         async with bench(fenced=True) as made:

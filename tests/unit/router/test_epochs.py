@@ -27,6 +27,16 @@ def test_saying_it_again_changes_nothing() -> None:
     assert epochs.version_of(1) == "a"
 
 
+def test_a_version_that_was_given_up_counts_no_more_until_it_comes_again() -> None:
+    epochs = Epochs()
+    for number, version, committed in ((1, "a", None), (2, "b", 1), (3, "a", 1)):
+        epochs.commit(number, version, committed=committed)
+    assert [epochs.first_with(version) for version in ("a", "b")] == [1, None]
+    assert epochs.version_of(2) == "b", "replies may still be made from it"
+    epochs.commit(4, "b", committed=3)
+    assert epochs.first_with("b") == 4
+
+
 def test_only_old_epochs_are_forgotten() -> None:
     epochs = Epochs()
     for number in range(20_100):
