@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.harness import Headrace
-from tests.stale.fleet import ENGINES, STORAGE, Fleet, job_fleet, weight_sets
+from tests.fleet.expected import weight_sets
+from tests.fleet.job import ENGINES, STORAGE
+from tests.stale.fleet import Fleet, job_fleet
 from tests.stale.judge import Across, Reply, Stale, crossings, hits_across_epochs, judge
 from tests.stale.play import Played, play
 from tests.stale.reference import Question, reference

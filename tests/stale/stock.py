@@ -24,10 +24,12 @@ from orchestrator.plan.types import JobPlan
 from orchestrator.spec.load import job_from_data
 from orchestrator.store.tokens import write_fresh_token
 from tests.e2e.harness import CALL_TIMEOUT_S, EXTERNAL_HITS, UP_TIMEOUT_S, metric, wait_until
+from tests.fleet.expected import weight_sets
+from tests.fleet.job import ENGINES, PREFILL, fleet_table
+from tests.fleet.versions import WEIGHTS, version_name
 from tests.stale.client import Clients
-from tests.stale.fleet import ENGINES, PREFILL, job, weight_sets
-from tests.stale.judge import Reply, version_name
-from tests.stale.schedule import BLOCK, WEIGHTS, Ask, Fault, Round, Schedule, Update
+from tests.stale.judge import Reply
+from tests.stale.schedule import BLOCK, Ask, Fault, Round, Schedule, Update
 from tests.stale.stock_proxy import StockProxy
 
 NAME = "stale-control"
@@ -121,7 +123,7 @@ def _without_faults(each: Round) -> Round:
 def stock_fleet(home: Path) -> Iterator[StockFleet]:
     """Running, with its state in `home`."""
     service = local_service(home)
-    plan = service.plan(job_from_data(job(NAME), source=NAME))
+    plan = service.plan(job_from_data(fleet_table(NAME), source=NAME))
     units = [_stock(unit) for unit in plan.units if unit.name != "router"]
     run = RunContext(job=NAME, run_id=uuid.uuid4().hex, log_dir=home / NAME)
     write_fresh_token(Path(plan.router.token_file))
