@@ -14,7 +14,6 @@ from tests.fleet.versions import FIRST_VERSION
 
 NAME = "fleet"
 ROUTER_PORT = 9451
-ROLES = {"prefill": {"replicas": 2}, "decode": {"replicas": 2, "kv_offload": {"cpu": {"num_bytes": 0}}}}
 PREFILL = ("prefill-0", "prefill-1")
 ENGINES = (*PREFILL, "decode-0", "decode-1")
 STORAGE = "storage-prefill-0"
@@ -24,12 +23,13 @@ GRACE_S = 2
 """Until the keys of an old epoch are purged."""
 
 
-def fleet_table(name: str = NAME) -> dict[str, Any]:
+def fleet_table(name: str = NAME, pairs: int = 2) -> dict[str, Any]:
+    roles = {"prefill": {"replicas": pairs}, "decode": {"replicas": pairs, "kv_offload": {"cpu": {"num_bytes": 0}}}}
     return split_job(
         name,
         weight_sets()[0],
         ROUTER_PORT,
-        roles=ROLES,
+        roles=roles,
         handoff={"lease": LEASE_S},
         weights={"limits": {"grace": GRACE_S, "command": 60}},
         audit={"share": 1},
