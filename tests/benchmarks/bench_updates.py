@@ -25,7 +25,7 @@ from orchestrator.weights.words import Phase
 from tests.benchmarks.figures import Figure, Goal, result_line
 from tests.benchmarks.steady_load import pool_hits, steady_load
 from tests.e2e.harness import CALL_TIMEOUT_S, Headrace
-from tests.fleet.control import Control, Push, control_plane
+from tests.fleet.control import Control, control_plane
 from tests.fleet.expected import weight_sets
 from tests.fleet.job import ENGINES, NAME, engine_of, fleet_table, wait_whole
 from tests.fleet.journal import next_phases
@@ -35,6 +35,20 @@ from tests.stack.weights.checkpoints import path_source
 UPDATES = 7
 ROLLS = 3
 Recorded = Sequence[tuple[Phase, float]]
+CLOSED: tuple[Phase, ...] = (
+    "hold",
+    "in_flight",
+    "pause_prefill",
+    "freeze",
+    "pause_decode",
+    "load",
+    "commit",
+    "confirm",
+    "publish",
+    "resume",
+    "open",
+)
+"""The phases of a barrier in which requests wait; one that asks nobody for anything may be too short to be seen."""
 
 GOALS = (
     Goal(
@@ -81,40 +95,39 @@ class Bench:
     def barrier(self, updates: int) -> list[Figure]:
         closed_ms, alone_ms, failed, phases_ms = [], [], 0, []
         for _ in range(updates):
+            wait_whole(self.job, self.control)
             alone_ms.append(self._alone_ms())
+            wait_whole(self.job, self.control)
             with steady_load(self.job) as statuses, ThreadPoolExecutor(1) as beside:
                 watched = beside.submit(next_phases, self.control.headrace.home)
-                self._push("barrier")
+                self.control.push(strategy="barrier")
                 recorded = watched.result()
             failed += _failed(statuses)
             phases_ms.append(_lengths_ms(recorded))
-            closed_ms.append(_between_ms(recorded, "hold", "purge"))
-        parts = " ".join(f"{phase} {median(each[phase] for each in phases_ms):.0f}" for phase in phases_ms[0])
+            closed_ms.append(sum(phases_ms[-1].get(phase, 0.0) for phase in CLOSED))
+        medians = {phase: median(each.get(phase, 0.0) for each in phases_ms) for phase in CLOSED}
+        parts = " ".join(f"{phase} {length_ms:.0f}" for phase, length_ms in medians.items())
         notes = [f"ms of each phase, medians: {parts}", f"requests that were not answered: {failed}"]
         return [Figure(goal=GOALS[0], ours=closed_ms, peer=alone_ms, notes=notes)]
 
     def rolling(self, rolls: int) -> list[Figure]:
         failed, old, new = [], [], []
         for _ in range(rolls):
+            wait_whole(self.job, self.control)
             _, epoch = self.control.served()
             with steady_load(self.job) as statuses, pool_hits(self.job) as hits:
-                self.control.wait_committed(self._push("rolling"))
+                self.control.update(strategy="rolling")
             failed.append(_failed(statuses))
             old.append(hits[epoch])
             new.append(hits[self.control.served()[1]])
         values = ([sum(failed)], old, new)
         return [Figure(goal=goal, ours=each, peer=()) for goal, each in zip(GOALS[1:], values, strict=True)]
 
-    def _push(self, strategy: str) -> Push:
-        wait_whole(self.job, self.control)
-        return self.control.push(strategy=strategy)
-
     def _alone_ms(self) -> float:
         """Pause, load and resume, each on all engines side by side; of the weights that they have, so that the job is
         as before."""
         version, epoch = self.control.served()
         source = path_source(weight_sets()[weights_of(version)], version)
-        wait_whole(self.job, self.control)
         with ExitStack() as stack:
             engines = [Commanded(stack.enter_context(engine_of(self.job, name))) for name in ENGINES]
             threads = stack.enter_context(ThreadPoolExecutor(len(engines)))
@@ -153,13 +166,7 @@ class Commanded:
 
 
 def _lengths_ms(recorded: Recorded) -> dict[Phase, float]:
-    """Of all phases but the last."""
     return {phase: 1000 * (after - at) for (phase, at), (_, after) in pairwise(recorded)}
-
-
-def _between_ms(recorded: Recorded, first: Phase, then: Phase) -> float:
-    at = dict(recorded)
-    return 1000 * (at[then] - at[first])
 
 
 def _failed(statuses: Counter[int]) -> int:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 
@@ -30,7 +31,15 @@ NOT_IN: dict[Strategy, tuple[Phase, ...]] = {
     "barrier": ("choose", "drain", "admit"),
     "rolling": ("hold", "in_flight", "freeze"),
 }
-SHORT = {("barrier", "load"), ("barrier", "commit"), ("rolling", "publish"), ("barrier", "pause_decode", "frozen")}
+Moment = Literal["recorded", "sent"]
+"""Just as the step is in the journal, or when its commands have been sent as well and their answers cannot be kept."""
+SENT_S = 0.3
+SHORT: set[tuple[str, ...]] = {
+    ("barrier", "load", "sent"),
+    ("barrier", "commit", "recorded"),
+    ("rolling", "publish", "recorded"),
+    ("barrier", "pause_decode", "frozen"),
+}
 """Those of `make test`."""
 GATES: tuple[tuple[Strategy, Phase, GateState], ...] = (
     ("barrier", "prefetch", "open"),
@@ -51,20 +60,18 @@ def case(*values: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "phase"), [case(strategy, phase) for strategy in NOT_IN for phase in phases(strategy)]
+    ("strategy", "phase", "moment"),
+    [case(strategy, phase, moment) for strategy in NOT_IN for phase in phases(strategy) for moment in get_args(Moment)],
 )
 def test_the_control_plane_is_killed(
-    job: dict[str, Any],
-    control: Control,
-    headrace: Headrace,
-    strategy: Strategy,
-    phase: Phase,
+    job: dict[str, Any], control: Control, headrace: Headrace, strategy: Strategy, phase: Phase, moment: Moment
 ) -> None:
     before, old_epoch = control.served()
     with traffic(job) as replies:
         push = begin(control, strategy)
         later = phases(strategy)[phases(strategy).index(phase) :]
         with held_at(headrace.home, push.number, later) as caught:
+            time.sleep(SENT_S if moment == "sent" else 0)
             control.kill()
         print(f"killed at {caught}")
         control.start()
