@@ -13,9 +13,9 @@ PYTEST := $(BIN)/python -m pytest
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
 MODEL_CHECK := $(wildcard tests/model)
 PROCESSES := $(wildcard tests/integration)
-ENGINES := $(wildcard tests/stack tests/e2e tests/faults tests/stale)
+ENGINES := $(wildcard tests/stack tests/e2e tests/faults tests/stale tests/fleet)
 
-.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full check-model check-stale demo bench-router bench-weights clean
+.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full check-model check-stale demo bench-router bench-weights bench-updates clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -75,6 +75,9 @@ bench-router: setup ## the router beside vllm-router, in about 8 minutes; ARGS="
 
 bench-weights: stack ## weight loads beside plain transfers of the same bytes; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.benchmarks.bench_weights $(ARGS)
+
+bench-updates: stack ## what new weights cost the users of a real fleet; ARGS="--help" shows what can be chosen
+	@$(BIN)/python -m tests.benchmarks.bench_updates $(ARGS)
 
 clean: ## remove .venv, the model and all caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.e2e.harness import Headrace, job_table, wait_until
-from tests.e2e.updates import OTHER, UPDATE_S, difference, logprobs, two_checkpoints
+from tests.e2e.harness import CALL_TIMEOUT_S, Headrace, job_table, wait_until
+from tests.fleet.expected import SAME, expected, weight_sets
+from tests.fleet.traffic import difference, logprobs
 
 pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -25,15 +25,10 @@ STORE = {
 
 
 @pytest.fixture(scope="module")
-def checkpoints(tiny_model: Path) -> tuple[Path, Path]:
-    return two_checkpoints(tiny_model)
-
-
-@pytest.fixture(scope="module")
-def job(headrace: Headrace, checkpoints: tuple[Path, Path]) -> Iterator[dict[str, Any]]:
+def job(headrace: Headrace) -> Iterator[dict[str, Any]]:
     table = job_table(
         NAME,
-        checkpoints[0],
+        weight_sets()[0],
         ROUTER_PORT,
         kv_offload={"type": "mooncake", "cpu": {"num_bytes": 64 << 20}},
         roles={"colocated": {}},
@@ -52,19 +47,19 @@ def keys(job: dict[str, Any]) -> list[str]:
     return httpx.get(url, timeout=30, trust_env=False).text.split()
 
 
-def test_a24_the_pool_is_empty_when_the_new_weights_serve(
-    headrace: Headrace, job: dict[str, Any], checkpoints: tuple[Path, Path]
-) -> None:
-    first = logprobs(job)
+def test_a24_the_pool_is_empty_when_the_new_weights_serve(headrace: Headrace, job: dict[str, Any]) -> None:
+    assert difference(expected(0), logprobs(job)) < SAME
     wait_until("the engine saves to the pool", lambda: keys(job) != [])
-    pushed = headrace.run("weights", "push", NAME, str(checkpoints[1]), "--version", "step-1", timeout_s=UPDATE_S)
+    pushed = headrace.run(
+        "weights", "push", NAME, str(weight_sets()[1]), "--version", "step-1", timeout_s=CALL_TIMEOUT_S
+    )
     assert pushed.returncode == 0, pushed.stderr
     assert keys(job) == []
-    assert difference(first, logprobs(job)) > OTHER
+    assert difference(expected(1), logprobs(job)) < SAME
     wait_until("the engine saves to the pool again", lambda: keys(job) != [])
 
 
-def test_rolling_is_refused_by_name(headrace: Headrace, job: dict[str, Any], checkpoints: tuple[Path, Path]) -> None:
-    command = ("weights", "push", NAME, str(checkpoints[0]), "--version", "step-2", "--strategy", "rolling")
+def test_rolling_is_refused_by_name(headrace: Headrace, job: dict[str, Any]) -> None:
+    command = ("weights", "push", NAME, str(weight_sets()[0]), "--version", "step-2", "--strategy", "rolling")
     refused = headrace.run(*command, timeout_s=60)
     assert (refused.returncode, "kv_transfer_config" in refused.stderr) == (1, True)

@@ -20,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.e2e.harness import Headrace
-from tests.stale.fleet import ENGINES, STORAGE, Fleet, job_fleet, weight_sets
+from tests.fleet.expected import weight_sets
+from tests.fleet.job import ENGINES, STORAGE
+from tests.stale.fleet import Fleet, job_fleet
 from tests.stale.judge import Across, Reply, Stale, crossings, hits_across_epochs, judge
 from tests.stale.play import Played, play
 from tests.stale.reference import Question, reference
@@ -79,9 +81,10 @@ def play_all(fleet: Fleet, schedules: Iterable[Schedule], limit_s: float = math.
     return played
 
 
-def play_control(home: Path, seeds: Iterable[int], limit_s: float = math.inf) -> list[Reply]:
+def play_control(home: Path, seeds: Sequence[int], limit_s: float = math.inf) -> list[Reply]:
     """Single-version replies of stock practice: the known scenario, then schedules. `home`: for the fleet's state."""
-    with stock_fleet(home) as fleet:
+    # The scenario needs no second pair, and engines take long to start.
+    with stock_fleet(home, pairs=2 if seeds else 1) as fleet:
         replies = list(asyncio.run(replica_by_replica(fleet)))
         print("control: the replica-by-replica scenario, and on stock engines", flush=True)
         played = play_all(fleet, [without_faults(each) for each in schedules_of(seeds)], limit_s)

@@ -20,28 +20,20 @@ import httpx
 from tests.e2e.harness import (
     CALL_TIMEOUT_S,
     EXTERNAL_HITS,
-    UP_TIMEOUT_S,
     Headrace,
     engine_url,
     job_token,
     metric,
-    router_state,
-    split_job,
-    wait_until,
+    unit_pid,
 )
-from tests.stack.weights.checkpoints import Tensors, changed, checkpoints
-from tests.stale.control_plane import ControlPlane, UpdateFailed
-from tests.stale.judge import version_name
-from tests.stale.schedule import LEASE_S, STALL_S, WEIGHTS, Fault, Update
+from tests.fleet.control import Control, UpdateFailed, control_plane
+from tests.fleet.expected import weight_sets
+from tests.fleet.job import ENGINES, LEASE_S, NAME, PREFILL, fleet_table, wait_whole
+from tests.fleet.versions import WEIGHTS, weights_of
+from tests.stack.weights.checkpoints import Tensors, changed
+from tests.stale.schedule import Fault, Update
 
-NAME = "stale-check"
-ROUTER_PORT = 9451
-ROLES = {"prefill": {"replicas": 2}, "decode": {"replicas": 2, "kv_offload": {"cpu": {"num_bytes": 0}}}}
-PREFILL = ("prefill-0", "prefill-1")
-ENGINES = (*PREFILL, "decode-0", "decode-1")
-STORAGE = "storage-prefill-0"
-GRACE_S = 5
-"""Until the keys of an old epoch are purged: within the schedule."""
+STALL_S = LEASE_S + 3.0
 LOOK_EVERY_S = 0.05
 FRESH_S = 0.5
 """An answer that took longer says nothing of now."""
@@ -66,42 +58,22 @@ class Fleet(Protocol):
         """Prompt tokens that each prefill engine that answers has read from the pool in its present life."""
 
 
-def weight_sets() -> list[Path]:
-    return checkpoints("qwen3", WEIGHTS)
-
-
-def job(name: str) -> dict[str, Any]:
-    return split_job(
-        name,
-        weight_sets()[0],
-        ROUTER_PORT,
-        roles=ROLES,
-        handoff={"lease": LEASE_S},
-        weights={"limits": {"grace": GRACE_S}},
-        monitoring={"enabled": False},
-    )
-
-
 @contextmanager
 def job_fleet(headrace: Headrace, scratch: Path) -> Iterator[JobFleet]:
     """The job, running. `scratch`: an empty folder."""
-    with ControlPlane(headrace, NAME) as control:
-        try:
-            yield JobFleet(control, control.start(job(NAME)), scratch)
-        finally:
-            headrace.down(NAME)
+    with control_plane(headrace, NAME) as control, control.running_job(fleet_table()) as status:
+        yield JobFleet(control, status, scratch)
 
 
 class JobFleet:
     """A running job."""
 
-    def __init__(self, control: ControlPlane, status: dict[str, Any], scratch: Path) -> None:
+    def __init__(self, control: Control, status: dict[str, Any], scratch: Path) -> None:
         self.url: str = status["router"]["url"]
         self._control = control
+        self._status = status
         self._urls = {name: engine_url(status, name) for name in ENGINES}
         self._token = job_token(status)
-        self._weights = 0
-        self._pushes = 0
         self._misfit = Path(changed(weight_sets()[0], scratch / "misfit", _without_a_norm)["path"])
 
     def update(self, update: Update) -> str:
@@ -111,9 +83,8 @@ class JobFleet:
             try:
                 if update.fails_first:
                     self._push_misfit(update)
-                weights = (self._weights + update.further) % WEIGHTS
-                self._push(weights, weight_sets()[weights], update)
-                self._weights = weights
+                weights = weights_of(self._control.served()[0]) + update.further
+                self._control.update(weights % WEIGHTS, strategy=update.strategy, in_flight=update.in_flight)
                 return ""
             except UpdateFailed as failed:
                 return str(failed)
@@ -122,13 +93,9 @@ class JobFleet:
                 if stalled is not None:
                     stalled.result()
 
-    def _push(self, weights: int, checkpoint: Path, update: Update) -> None:
-        self._pushes += 1
-        self._control.push(version_name(weights, self._pushes), checkpoint, update.strategy, update.in_flight)
-
     def _push_misfit(self, update: Update) -> None:
         try:
-            self._push(self._weights, self._misfit, update)
+            self._control.update(checkpoint=self._misfit, strategy=update.strategy, in_flight=update.in_flight)
         except UpdateFailed:
             return
         raise AssertionError("a checkpoint without a norm was taken")
@@ -159,15 +126,10 @@ class JobFleet:
             _stop(pid, fault.lasts_s)
 
     def _pid(self, process: str) -> int:
-        return next(int(unit["pid"]) for unit in self._control.status()["units"] if unit["name"] == process)
+        return unit_pid(self._control.status(), process)
 
     def recover(self) -> None:
-        def is_whole() -> bool:
-            status = self._control.status()
-            epochs = [replica["epoch"] for replica in router_state(status)["replicas"] if replica["usable"]]
-            return status["phase"] == "ready" and epochs == [self._control.served_epoch()] * len(ENGINES)
-
-        wait_until(lambda: f"all engines serve: {self._control.status()}", is_whole, UP_TIMEOUT_S)
+        wait_whole(self._status, self._control)
 
     def pool_hits(self) -> dict[str, float]:
         found = {}

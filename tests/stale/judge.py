@@ -9,25 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from tests.fleet.versions import weights_of
 from tests.stale.schedule import BLOCK, Ask
 
 TOLERANCE = 1e-4
 """Between log-probabilities of one engine and another on the same weights, float32."""
 
 Outcome = Literal["whole", "left", "refused"]
-
-FIRST_VERSION = "initial"
-"""As a job calls what its engines have started with: set number 0."""
-
-
-def version_name(weights: int, push: int) -> str:
-    """A name for a set of weights; each push has its own, so that none is found to be there already."""
-    return f"weights-{weights}-push-{push}"
-
-
-def weights_of(version: str) -> int:
-    """The number of the set that a version's name stands for."""
-    return 0 if version == FIRST_VERSION else int(version.split("-")[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +33,7 @@ class Reply:
     epochs: tuple[int, ...]
     """Those that it was made in; empty where the reply did not say."""
     versions: tuple[str, ...]
-    """Of each epoch, as the fleet names them: see `version_name`."""
+    """Of each epoch, as the fleet names them: see `fleet/versions.py`."""
     single_version: bool
     attempts: int
     """How often it was begun; what an attempt without a token for the client was made in is not said."""

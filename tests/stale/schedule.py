@@ -11,20 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from tests.fleet.versions import WEIGHTS
+
 Strategy = Literal["barrier", "rolling"]
 InFlight = Literal["readmit", "wait", "abort", "keep"]
 FaultKind = Literal["slow_store", "slow_engine", "kill"]
 
-WEIGHTS = 6
-"""Sets of weights that there are; a fleet starts with number 0."""
 BLOCK = 32
 TALKS = 6
 COMMON = tuple((place * 37 + 11) % 250 + 1 for place in range(3 * BLOCK))
 """A beginning that conversations of all schedules share: the pool has it in every epoch that was."""
 LONGEST_COMPLETION = 24
-LEASE_S = 15
-"""Of a handoff. A prefill engine's pause lasts until those that nobody will read have run out."""
-STALL_S = LEASE_S + 3.0
 
 
 @dataclass(frozen=True, kw_only=True)

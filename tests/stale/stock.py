@@ -24,10 +24,12 @@ from orchestrator.plan.types import JobPlan
 from orchestrator.spec.load import job_from_data
 from orchestrator.store.tokens import write_fresh_token
 from tests.e2e.harness import CALL_TIMEOUT_S, EXTERNAL_HITS, UP_TIMEOUT_S, metric, wait_until
+from tests.fleet.expected import weight_sets
+from tests.fleet.job import PREFILL, fleet_table
+from tests.fleet.versions import WEIGHTS, version_name
 from tests.stale.client import Clients
-from tests.stale.fleet import ENGINES, PREFILL, job, weight_sets
-from tests.stale.judge import Reply, version_name
-from tests.stale.schedule import BLOCK, WEIGHTS, Ask, Fault, Round, Schedule, Update
+from tests.stale.judge import Reply
+from tests.stale.schedule import BLOCK, Ask, Fault, Round, Schedule, Update
 from tests.stale.stock_proxy import StockProxy
 
 NAME = "stale-control"
@@ -50,7 +52,7 @@ SCENARIO = Ask(
 
 
 class StockFleet:
-    """Four running stock engines."""
+    """Running stock engines, one pair or more."""
 
     def __init__(self, plan: JobPlan, proxy: StockProxy) -> None:
         assert plan.pool is not None
@@ -58,6 +60,7 @@ class StockFleet:
         self.url = proxy.url
         self._weights = 0
         self._urls = {engine.name: engine.url for engine in plan.engines}
+        self.engines = tuple(self._urls)
         self._pool_metrics_url = plan.pool.metrics_url
         self.pair = proxy.pair
         self._versions = proxy.versions
@@ -66,7 +69,7 @@ class StockFleet:
     def update(self, update: Update) -> str:
         """One engine after the other: pause, load, resume."""
         weights, push = self.next_weights(update.further)
-        for name in ENGINES:
+        for name in self.engines:
             self.load(name, weights, push, PAUSE_MODES[update.in_flight])
         return ""
 
@@ -101,7 +104,7 @@ class StockFleet:
         """Nothing to wait for."""
 
     def pool_hits(self) -> dict[str, float]:
-        return {name: metric(f"{self._urls[name]}/metrics", EXTERNAL_HITS) for name in PREFILL}
+        return {name: metric(f"{self._urls[name]}/metrics", EXTERNAL_HITS) for name in PREFILL if name in self._urls}
 
     def _post(self, name: str, path: str, body: object = None) -> None:
         reply = httpx.post(f"{self._urls[name]}{path}", json=body, timeout=CALL_TIMEOUT_S, trust_env=False)
@@ -118,10 +121,10 @@ def _without_faults(each: Round) -> Round:
 
 
 @contextmanager
-def stock_fleet(home: Path) -> Iterator[StockFleet]:
+def stock_fleet(home: Path, pairs: int) -> Iterator[StockFleet]:
     """Running, with its state in `home`."""
     service = local_service(home)
-    plan = service.plan(job_from_data(job(NAME), source=NAME))
+    plan = service.plan(job_from_data(fleet_table(NAME, pairs), source=NAME))
     units = [_stock(unit) for unit in plan.units if unit.name != "router"]
     run = RunContext(job=NAME, run_id=uuid.uuid4().hex, log_dir=home / NAME)
     write_fresh_token(Path(plan.router.token_file))
@@ -181,7 +184,7 @@ async def replica_by_replica(fleet: StockFleet) -> tuple[Reply, ...]:
     prefill, decode = fleet.pair(SCENARIO.session)
     fleet.load(prefill, weights, push)
     fleet.serve_alone(decode, SCENARIO.new_part)
-    for name in ENGINES:
+    for name in fleet.engines:
         if name != prefill:
             fleet.load(name, weights, push)
     clients = Clients(fleet.url, schedule=0)

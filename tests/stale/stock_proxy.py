@@ -16,7 +16,7 @@ from aiohttp import web
 
 from connectors.handoff import PARAMS_FIELD, REMOTE_DECODE
 from tests.e2e.harness import CALL_TIMEOUT_S
-from tests.stale.judge import FIRST_VERSION
+from tests.fleet.versions import FIRST_VERSION
 
 HOST, PORT = "127.0.0.1", 9455
 SSE_END = b"data: [DONE]"

@@ -151,6 +151,11 @@ class NixlServer:
             leader.close()
         return None
 
+    @property
+    def attended(self) -> int:
+        """How many readers NIXL is driven for."""
+        return self._attendance.readers
+
     def close(self) -> None:
         """Cut everybody off and free everything, but for other producers that are still in `wait_done`: they are told
         first. Idempotent."""
@@ -208,7 +213,7 @@ class _Attendance:
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
-        self._readers = 0
+        self.readers = 0
         self._stopping = False
         self._changed = threading.Condition()
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -217,12 +222,12 @@ class _Attendance:
 
     def __enter__(self) -> None:
         with self._changed:
-            self._readers += 1
+            self.readers += 1
             self._changed.notify()
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
-            self._readers -= 1
+            self.readers -= 1
 
     def stop(self) -> None:
         with self._changed:
@@ -236,7 +241,7 @@ class _Attendance:
             torch.cuda.set_device(self._device)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._readers or self._stopping)
+                self._changed.wait_for(lambda: self.readers or self._stopping)
                 if self._stopping:
                     return
             # Nobody sends notifications: asking for them is how NIXL lets itself be driven.

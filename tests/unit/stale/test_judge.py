@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.stale.judge import Reply, crossings, hits_across_epochs, judge, version_name, weights_of
+from tests.fleet.versions import version_name, weights_of
+from tests.stale.judge import Reply, crossings, hits_across_epochs, judge
 from tests.stale.schedule import BLOCK, Ask
 
 PROMPT = tuple(range(1, 3 * BLOCK + 9))

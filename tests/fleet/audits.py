@@ -12,6 +12,7 @@ import httpx
 
 from connectors.mooncake import TCP_ENVIRONMENT
 from tests.e2e.harness import Headrace, clear_local_cache, complete, engine_url, job_token, wait_until
+from tests.fleet.job import PREFILL
 
 BUFFER_BYTES = 32 << 20
 PROMPT = [(5 * column + column * column) % 250 for column in range(200)]
@@ -22,7 +23,8 @@ NEW_TOKENS = 12
 
 def ask_from_pool(job: dict[str, Any], prompt: list[int], session: str) -> None:
     """A request that the router keeps, and whose prompt comes from the pool as far as that has it."""
-    clear_local_cache(engine_url(job, "prefill-0"), job_token(job))
+    for name in PREFILL:
+        clear_local_cache(engine_url(job, name), job_token(job))
     complete(job["router"]["url"], prompt, NEW_TOKENS, session)
 
 

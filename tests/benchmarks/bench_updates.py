@@ -1,0 +1,192 @@
+"""`make bench-updates`: what new weights cost those who use a job, on a real fleet of two pairs under steady load.
+
+Barrier: how long the gate is closed, beside pause, load and resume of the same engines without anything around them.
+Rolling: failed requests, and whether both epochs find their KV in the pool meanwhile. Figures are printed with what
+they should be and nothing fails because of them; the last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from connectors.engine_client import CommandOrder, EngineClient
+from orchestrator.weights.words import Phase
+from tests.benchmarks.figures import Figure, Goal, result_line
+from tests.benchmarks.steady_load import pool_hits, steady_load
+from tests.e2e.harness import CALL_TIMEOUT_S, Headrace
+from tests.fleet.control import Control, control_plane
+from tests.fleet.expected import weight_sets
+from tests.fleet.job import ENGINES, NAME, engine_of, fleet_table, wait_whole
+from tests.fleet.journal import next_phases
+from tests.fleet.versions import weights_of
+from tests.stack.weights.checkpoints import path_source
+
+UPDATES = 7
+ROLLS = 3
+Recorded = Sequence[tuple[Phase, float]]
+CLOSED: tuple[Phase, ...] = (
+    "hold",
+    "in_flight",
+    "pause_prefill",
+    "freeze",
+    "pause_decode",
+    "load",
+    "commit",
+    "confirm",
+    "publish",
+    "resume",
+    "open",
+)
+"""The phases of a barrier in which requests wait; one that asks nobody for anything may be too short to be seen."""
+
+GOALS = (
+    Goal(
+        key="gate_closed_ratio",
+        title="barrier: gate closed, beside pause, load and resume of the same engines alone",
+        unit="ms",
+        bound="at most",
+        limit=1.15,
+        is_ratio=True,
+        peer="alone",
+    ),
+    Goal(
+        key="rolling_failed",
+        title="rolling: requests that were not answered",
+        unit="requests",
+        bound="at most",
+        limit=0,
+        is_ratio=False,
+    ),
+    Goal(
+        key="rolling_hits_old",
+        title="rolling: prompt tokens from the pool in the old epoch, in each roll",
+        unit="tokens",
+        bound="at least",
+        limit=1,
+        is_ratio=False,
+    ),
+    Goal(
+        key="rolling_hits_new",
+        title="rolling: prompt tokens from the pool in the new epoch, in each roll",
+        unit="tokens",
+        bound="at least",
+        limit=1,
+        is_ratio=False,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Bench:
+    control: Control
+    job: dict[str, Any]
+
+    def barrier(self, updates: int) -> list[Figure]:
+        closed_ms, alone_ms, failed, phases_ms = [], [], 0, []
+        for _ in range(updates):
+            wait_whole(self.job, self.control)
+            alone_ms.append(self._alone_ms())
+            wait_whole(self.job, self.control)
+            with steady_load(self.job) as statuses, ThreadPoolExecutor(1) as beside:
+                watched = beside.submit(next_phases, self.control.headrace.home)
+                self.control.push(strategy="barrier")
+                recorded = watched.result()
+            failed += _failed(statuses)
+            phases_ms.append(_lengths_ms(recorded))
+            closed_ms.append(sum(phases_ms[-1].get(phase, 0.0) for phase in CLOSED))
+        medians = {phase: median(each.get(phase, 0.0) for each in phases_ms) for phase in CLOSED}
+        parts = " ".join(f"{phase} {length_ms:.0f}" for phase, length_ms in medians.items())
+        notes = [f"ms of each phase, medians: {parts}", f"requests that were not answered: {failed}"]
+        return [Figure(goal=GOALS[0], ours=closed_ms, peer=alone_ms, notes=notes)]
+
+    def rolling(self, rolls: int) -> list[Figure]:
+        failed, old, new = [], [], []
+        for _ in range(rolls):
+            wait_whole(self.job, self.control)
+            _, epoch = self.control.served()
+            with steady_load(self.job) as statuses, pool_hits(self.job) as hits:
+                self.control.update(strategy="rolling")
+            failed.append(_failed(statuses))
+            old.append(hits[epoch])
+            new.append(hits[self.control.served()[1]])
+        values = ([sum(failed)], old, new)
+        return [Figure(goal=goal, ours=each, peer=()) for goal, each in zip(GOALS[1:], values, strict=True)]
+
+    def _alone_ms(self) -> float:
+        """Pause, load and resume, each on all engines side by side; of the weights that they have, so that the job is
+        as before."""
+        version, epoch = self.control.served()
+        source = path_source(weight_sets()[weights_of(version)], version)
+        with ExitStack() as stack:
+            engines = [Commanded(stack.enter_context(engine_of(self.job, name))) for name in ENGINES]
+            threads = stack.enter_context(ThreadPoolExecutor(len(engines)))
+            began = time.monotonic()
+            for step in (Commanded.pause, lambda each: each.load(source), Commanded.resume):
+                list(threads.map(step, engines))
+            took_ms = 1000 * (time.monotonic() - began)
+            list(threads.map(lambda each: each.confirm(epoch), engines))
+        return took_ms
+
+
+class Commanded:
+    """An engine and the order of the newest command to it."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self._client = client
+        fence = client.fence()
+        self._life, self._order = fence.instance, fence.next_order()
+
+    def pause(self) -> None:
+        self._client.pause(self._life, self._next(), CALL_TIMEOUT_S)
+
+    def load(self, source: Mapping[str, Any]) -> None:
+        answer = self._client.load_weights(self._life, source, self._next())
+        assert answer.ok, answer.error
+
+    def resume(self) -> None:
+        self._client.resume(self._life, self._next())
+
+    def confirm(self, epoch: int) -> None:
+        self._client.confirm_epoch(self._life, epoch, self._next())
+
+    def _next(self) -> CommandOrder:
+        self._order = self._order.next_step()
+        return self._order
+
+
+def _lengths_ms(recorded: Recorded) -> dict[Phase, float]:
+    return {phase: 1000 * (after - at) for (phase, at), (_, after) in pairwise(recorded)}
+
+
+def _failed(statuses: Counter[int]) -> int:
+    return statuses.total() - statuses[200]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="make bench-updates", description=__doc__.splitlines()[0])
+    parser.add_argument("--updates", type=int, default=UPDATES, help="barriers")
+    parser.add_argument("--rolls", type=int, default=ROLLS, help="rolling updates")
+    chosen = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory(prefix="bench-updates-") as folder:
+        headrace = Headrace(Path(folder))
+        with control_plane(headrace, NAME) as control, control.running_job(fleet_table()) as job:
+            bench = Bench(control, job)
+            figures = bench.barrier(chosen.updates) + bench.rolling(chosen.rolls)
+    for figure in figures:
+        print("\n" + figure.report())
+    print(result_line(figures, GOALS))
+
+
+if __name__ == "__main__":
+    main()

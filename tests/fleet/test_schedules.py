@@ -1,0 +1,24 @@
+"""No reply is computed from stale KV: a few schedules of `tests/stale`, and all of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fleet.control import Control
+from tests.stale.check import SCHEDULES, examine, play_all, schedules_of
+from tests.stale.fleet import JobFleet
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(7200)]
+
+FEW = 2
+
+
+@pytest.mark.parametrize(
+    "seeds", [range(1, 1 + FEW), pytest.param(range(1 + FEW, 1 + FEW + SCHEDULES), marks=pytest.mark.full)], ids=len
+)
+def test_schedules(job: dict[str, Any], control: Control, tmp_path: Path, seeds: range) -> None:
+    found = examine(play_all(JobFleet(control, job, tmp_path), schedules_of(seeds)), tmp_path)
+    assert found.complaints == []
