@@ -117,13 +117,20 @@ def _router_need(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
             # Changes nothing, but an older drain that is still under way comes too late now: who serves is known.
             return SetGate(gate=router.gate, timeout_s=limits.command_s)
         case "drain":
-            waiting = [name for name in known.movers() if name in router.replicas and name not in known.answered]
-            return Drain(name=waiting[0], draining=True, timeout_s=limits.drain_s) if waiting else None
+            # Of all first: else one gets new legs for as long as those of another take to end.
+            for timeout_s, done in ((0.0, _draining(router)), (limits.drain_s, known.answered)):
+                waiting = [name for name in known.movers() if name in router.replicas and name not in done]
+                if waiting:
+                    return Drain(name=waiting[0], draining=True, timeout_s=timeout_s)
         case "publish":
             return _publication(known, router)
         case "admit" | "open":
             return _admission(known, router)
     return None
+
+
+def _draining(router: RouterFacts) -> set[str]:
+    return {name for name, replica in router.replicas.items() if replica.draining}
 
 
 def _publication(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
