@@ -46,9 +46,9 @@ def receivers(known: Knowledge) -> list[str]:
 
 
 def need_of(receiver: str, known: Knowledge, *, is_due: bool) -> Ask | None:
-    """`is_due`: the grace time before a purge is over."""
+    """`is_due`: the grace time for the epoch that was served until now is over."""
     if receiver == POOL:
-        return _pool_need(known) if is_due else None
+        return _pool_need(known, is_due=is_due)
     if receiver == ROUTER:
         return ReadRouter() if known.router is None else _router_need(known, known.router)
     engine = known.engines[receiver]
@@ -165,8 +165,9 @@ def _admission(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
     return None
 
 
-def _pool_need(known: Knowledge) -> PoolAsk | None:
-    """Every epoch before the committed one, the oldest first; or all of them while everybody is paused."""
+def _pool_need(known: Knowledge, *, is_due: bool) -> PoolAsk | None:
+    """Every epoch before the committed one, the oldest first; or all of them while everybody is paused. What an earlier
+    update has left behind, whose purge gave way to this one, has had its time."""
     oldest = min(known.position.epochs)
     if known.position.course is None or oldest >= known.position.committed.epoch:
         return None
@@ -174,4 +175,5 @@ def _pool_need(known: Knowledge) -> PoolAsk | None:
     if known.wipes_pool:
         is_frozen = course.phase == "confirm" and course.update.strategy == "barrier"
         return Wipe() if is_frozen and POOL not in known.answered else None
-    return Purge(epoch=oldest) if course.phase == "purge" else None
+    is_unread = is_due or oldest < course.epoch_before
+    return Purge(epoch=oldest) if course.phase == "purge" and is_unread else None
