@@ -47,6 +47,8 @@ class Floor(Protocol):
 
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]: ...
 
+    async def idle(self, url: str, timeout_s: float) -> list[str]: ...
+
     async def finished(self) -> list[FinishedRequest]: ...
 
 
@@ -307,13 +309,18 @@ class AdminRoutes:
         return asked
 
     async def _drained(self, name: str, timeout_s: float) -> int:
-        """Wait until a replica has no leg; how many it has left."""
+        """Wait until a replica has no leg, at its engine neither: a leg that was closed may still be under way there as
+        an abort. How many are left."""
         deadline = time.monotonic() + timeout_s
         while True:
             member = self._fleet.members.get(name)
-            legs = member.legs if member is not None else 0
-            if not legs or time.monotonic() >= deadline:
-                return legs
+            if member is None:
+                return 0
+            left_s = deadline - time.monotonic()
+            if not member.legs and left_s > 0:
+                return len(await self._tools.floor.idle(member.url, left_s))
+            if left_s <= 0:
+                return member.legs
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _known(self, request: web.Request) -> str:

@@ -136,6 +136,12 @@ class WantsEnded(_Message, frozen=True):
     timeout_s: float
 
 
+class WantsIdle(_Message, frozen=True):
+    question: int
+    url: str
+    timeout_s: float
+
+
 class WantsCounts(_Message, frozen=True):
     question: int
 
@@ -182,6 +188,7 @@ ToWorker = (
     | Settle
     | WantsRunning
     | WantsEnded
+    | WantsIdle
     | WantsCounts
     | WantsFinished
     | Stop
