@@ -153,8 +153,8 @@ class Serving:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     async def idle(self, url: str, timeout_s: float) -> list[str]:
-        """Wait until an engine's fence lists no request; those that it lists in the end. An engine that does not answer,
-        or has no fence, lists none."""
+        """Wait until an engine's fence lists no request; those that it lists in the end. An engine that does not
+        answer, or has no fence, lists none."""
         deadline = time.monotonic() + timeout_s
         while True:
             listed = (await self._fences({url}, deadline))[url]
