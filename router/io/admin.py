@@ -270,6 +270,7 @@ class AdminRoutes:
                 message = f"running requests are dealt with while the gate is holding; it is {state}"
                 return _respond(error_reply(409, message, "mode"))
             self._dispatcher.gate.take(asked.order)
+            deadline = time.monotonic() + asked.timeout_s
             if asked.mode == "wait":
                 count, left = await self._run_out(asked.timeout_s)
             else:
@@ -277,10 +278,19 @@ class AdminRoutes:
                 kept = asked.mode == "keep"
                 count = len(told.legs)
                 left = [] if kept else await self._tools.floor.ended(told.legs, asked.timeout_s)
+            if not left and asked.mode != "keep":
+                left = await self._unended(deadline)
             if left:
                 message = f"after {asked.timeout_s:g} s these still run: {', '.join(left[:10])}"
                 return _respond(error_reply(409, message, "timeout_s"))
         return _respond(json_reply({"mode": asked.mode, "requests": count}))
+
+    async def _unended(self, deadline: float) -> list[str]:
+        """Wait until no engine has anything left, nor of clients that left just before the hold: engines pause next."""
+        left_s = deadline - time.monotonic()
+        urls = [member.url for member in self._fleet.members.values()]
+        found = await asyncio.gather(*(self._tools.floor.idle(url, left_s) for url in urls))
+        return [each for listed in found for each in listed]
 
     async def _run_out(self, timeout_s: float) -> tuple[int, list[str]]:
         """Wait until nothing runs and nobody is between two legs; how many legs were waited for, and those left."""
