@@ -95,9 +95,9 @@ def store_environment(
     return env | transfer_port_environment(*ports)
 
 
-def weights_environment(*, mode: LoadMode, keep_copy: bool, advertised_host: str) -> dict[str, str]:
+def weights_environment(*, transport: str, mode: LoadMode, keep_copy: bool, advertised_host: str) -> dict[str, str]:
     """What an engine gets whose weights can be replaced in place. Peers and trainers reach it by `advertised_host`."""
-    settings = {"mode": mode, "keep_copy": keep_copy, "host": advertised_host}
+    settings = {"mode": mode, "keep_copy": keep_copy, "host": advertised_host, "sources": [{"transport": transport}]}
     return {SETTINGS_VARIABLE: json.dumps(settings, sort_keys=True)}
 
 

@@ -7,6 +7,7 @@ kept, and `replay_client.py` beside it asks for the same again.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -115,9 +116,9 @@ def _parts(reply: bytes) -> Iterator[dict[str, Any]]:
 
 
 def _logprobs(given: Mapping[str, Any]) -> list[float]:
-    if "token_logprobs" in given:
-        return list(given["token_logprobs"] or ())
-    return [each["logprob"] for each in given.get("content") or ()]
+    told = given.get("token_logprobs") or [each["logprob"] for each in given.get("content") or ()]
+    # JSON has no word for what comes of a computation that went wrong but null.
+    return [math.nan if each is None else each for each in told]
 
 
 def _cached_tokens(usage: Mapping[str, Any]) -> int | None:

@@ -44,7 +44,10 @@ class AuditRounds:
 
     def keep(self, stopping: threading.Event) -> None:
         while not stopping.wait(LOOK_EVERY_S):
-            self.look(time.monotonic())
+            try:
+                self.look(time.monotonic())
+            except HeadraceError as error:
+                _log.warning("no audits now: %s", error)
 
     def look(self, now: float) -> None:
         """Audit the jobs whose turn it is."""

@@ -16,7 +16,7 @@ from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.api.weight_schemas import UpdateStatus, WeightsStatus, update_list, update_status, weights_status
 from orchestrator.cli_show import print_json
 from orchestrator.compose import local_service
-from orchestrator.errors import UpdateRefused
+from orchestrator.errors import UpdateRefused, UpdateUnknown
 from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.store.database import home_folder
 from orchestrator.weight_service import PushOptions, WeightService
@@ -62,7 +62,12 @@ def cancel(
     """End an update: called off where no engine has begun to load, else the fleet goes back. Exit code 1 where it was
     committed before."""
     weights = _weights()
-    record = weights.cancel(name, weights.newest(name).number if number is None else number)
+    if number is None:
+        newest = weights.newest(name)
+        if newest is None:
+            raise UpdateUnknown(f"job {name!r} has had no update")
+        number = newest.number
+    record = weights.cancel(name, number)
     if wait:
         record = weights.see_through(name, record.number)
     _print(update_status(record), as_json=as_json)
@@ -74,7 +79,7 @@ def cancel(
 def status(name: JobName, as_json: AsJson = False) -> None:
     """What a job serves, and what is under way."""
     weights = _weights()
-    found = weights_status(weights.position(name), weights.history(name))
+    found = weights_status(weights.position(name), weights.newest(name))
     if as_json:
         print_json(found.model_dump(mode="json"))
     else:

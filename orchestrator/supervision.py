@@ -121,7 +121,7 @@ def supervise_all(supervision: Supervision, stopping: threading.Event) -> None:
     """Supervise every job that serves and that nobody else supervises, each in a thread, until told to stop."""
     threads: dict[str, threading.Thread] = {}
     while not stopping.wait(supervision.look_every_s):
-        for name in supervision.store.serving_names():
+        for name in _serving_names(supervision.store):
             if name not in threads or not threads[name].is_alive():
                 threads[name] = threading.Thread(
                     target=_supervise, args=(supervision, name, stopping), name=f"supervise {name}", daemon=True
@@ -129,6 +129,15 @@ def supervise_all(supervision: Supervision, stopping: threading.Event) -> None:
                 threads[name].start()
     for thread in threads.values():
         thread.join()
+
+
+def _serving_names(store: JobStore) -> list[str]:
+    try:
+        return store.serving_names()
+    except HeadraceError as error:
+        # A database that is locked or full now may not be so at the next look.
+        _log.warning("no job is looked for: %s", error)
+        return []
 
 
 def _supervise(supervision: Supervision, name: str, stopping: threading.Event) -> None:

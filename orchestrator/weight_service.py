@@ -9,17 +9,17 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused, UpdateUnknown
 from orchestrator.plan.types import JobPlan
-from orchestrator.spec.weights import InFlightMode, Strategy
+from orchestrator.spec.weights import InFlightMode, Strategy, Transport
 from orchestrator.store.jobs import SERVING, JobStore
 from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.weights.groups import rolling_refusal
-from orchestrator.weights.journal import Push, PushRecord, ask_for, position_of, pushes_of
+from orchestrator.weights.journal import Push, PushRecord, ask_for, newest_push, position_of, push_of, pushes_of
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Position
 
@@ -79,8 +79,8 @@ class WeightService:
             raise UpdateRefused("version must be 1 to 128 printable ASCII characters without blanks")
         if source.get("version", push.version) != push.version:
             raise UpdateRefused(f"source.version is {source['version']!r}, version is {push.version!r}: name it once")
-        if not isinstance(source.get("transport"), str):
-            raise UpdateRefused('source.transport is missing: "path", "store" or "nixl", as the publisher gives it')
+        if source.get("transport") not in get_args(Transport):
+            raise UpdateRefused('source.transport must be "path", "store" or "nixl", as the publisher gives it')
         position = position_of(self.updates, plan.job)
         served = FIRST_VERSION if position is None else position.committed.version
         if push.version in (served, FIRST_VERSION):
@@ -98,17 +98,16 @@ class WeightService:
 
     def record(self, name: str, number: int) -> PushRecord:
         """Raises `UpdateUnknown`."""
-        for each in self.history(name):
-            if each.number == number:
-                return each
-        raise UpdateUnknown(f"job {name!r} has no update {number}")
+        self.store.get(name)
+        found = push_of(self.updates, name, number)
+        if found is None:
+            raise UpdateUnknown(f"job {name!r} has no update {number}")
+        return found
 
-    def newest(self, name: str) -> PushRecord:
-        """Raises `UpdateUnknown`."""
-        history = self.history(name)
-        if not history:
-            raise UpdateUnknown(f"job {name!r} has had no update")
-        return history[-1]
+    def newest(self, name: str) -> PushRecord | None:
+        """None where the job has had none."""
+        self.store.get(name)
+        return newest_push(self.updates, name)
 
     def history(self, name: str) -> list[PushRecord]:
         self.store.get(name)

@@ -102,7 +102,7 @@ async def running(settings: RouterSettings, token: str) -> AsyncIterator[Running
         else:
             server = _public_server(settings, desk, floor, upstream, counted, token)
             public = await server.start(settings.host, settings.port)
-            stack.push_async_callback(server.drain, settings.shutdown_grace_s)
+            stack.push_async_callback(server.drain, settings.shutdown_grace_s, floor.shut_down)
         yield RunningRouter(dispatcher=dispatcher, poller=poller, port=public, internal_port=internal)
 
 

@@ -11,9 +11,6 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 EngineRole = Literal["prefill", "decode", "colocated"]
-PolicyName = Literal["sticky_least_loaded", "round_robin", "least_loaded", "consistent_hash", "power_of_two"]
-"""The `type` of each routing policy."""
-
 
 TOKEN_FILE_VARIABLE = "HEADRACE_TOKEN_FILE"
 """Environment variable that names the file with the internal port's bearer token."""
@@ -129,7 +126,8 @@ class RouterSettings(_Model):
     """How long a whole request may take: all its legs and attempts, streaming included. Then the client gets a 504."""
     leg_timeout_s: float | None = Field(None, gt=0)
     """How long an engine may take to the first byte of a leg's reply (the whole reply, where it does not stream); then
-    the leg is ended and run elsewhere. None: as long as the request may take."""
+    the leg is ended and run elsewhere. It has to cover the engine's queue and, without streaming, all that is
+    generated. None: as long as the request may take."""
     connect_timeout_s: float = Field(4.0, gt=0)
     """How long a connection to an engine may take. Together with the margin it has to fit into the lease: else an
     engine that can't be reached would look like a handoff that expired, and stay in use."""
@@ -157,7 +155,9 @@ class RouterSettings(_Model):
     not begun to stream are run again in any case)."""
     max_samples: int = Field(128, ge=1)
     """Samples times prompts that one request may ask for."""
-    max_body_bytes: int = Field(64 * 1024 * 1024, gt=0)
+    max_body_bytes: int = Field(16 * 1024 * 1024, gt=0)
+    """2.4 million token ids, or 12 MB of images. Nobody else is served while a body is read and split, about 1 ms per
+    MiB at each of three moments."""
     max_header_bytes: int = Field(64 * 1024, gt=0)
     header_timeout_s: float = Field(30.0, gt=0)
     """From a request's first byte to the end of its head."""
@@ -180,11 +180,14 @@ class RouterSettings(_Model):
     """On SIGTERM open requests may finish for this long."""
     probe_interval_s: float = Field(1.0, gt=0)
     """Pause between two health probes of a replica."""
-    probe_timeout_s: float = Field(40.0, gt=0)
-    """An engine that compiles, or connects to a peer for the first time, was seen to answer nothing for 30 s and for
-    108 s (field case A15); three probes this patient outlast that. A dead one refuses, which needs no patience."""
+    probe_timeout_s: float = Field(10.0, gt=0)
+    """How long an engine may take to answer a probe; then the next one asks."""
     probe_failures: int = Field(3, ge=1)
-    """Failed probes in a row that take a replica out."""
+    """Refused probes in a row that take a replica out."""
+    silence_limit_s: float = Field(120.0, gt=0)
+    """A replica that for so long has neither answered a probe nor sent a byte for any of its legs hangs: it is taken
+    out, and its legs are ended and run elsewhere. An engine that compiles, or connects to a peer for the first time,
+    was seen to answer nothing for 30 s and for 108 s (field case A15)."""
     leg_failures: int = Field(3, ge=1)
     """Failed legs in a row (5xx, lost connections, no answer in time) that take a replica out. A replica that
     can't be connected to is out at once; 4xx never counts (field case A13)."""

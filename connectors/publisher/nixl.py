@@ -34,5 +34,10 @@ class NixlPublisher:
         except ServeError as error:
             raise PublishError(str(error)) from error
 
+    @property
+    def attended(self) -> int:
+        """How many ranks of engines read from this rank now."""
+        return self._server.attended
+
     def close(self) -> None:
         self._server.close()

@@ -28,9 +28,9 @@ class Publication(Protocol):
     def wait_done(self, timeout_s: float, readers: int | None = None) -> None:
         """Return when this rank may change its weights; call it on every rank.
 
-        `readers` is how many generator ranks are going to load the version; None: as many as come until they are told
-        not to. After `timeout_s` nobody is waited for any more. A publisher that has copied the weights waits for
-        nobody.
+        `readers` is how many generator ranks are going to load the version; None: as many as come until a control plane
+        says that no more will. After `timeout_s` nobody is waited for any more. A publisher that has copied the weights
+        waits for nobody.
         """
         ...
 

@@ -31,6 +31,7 @@ from connectors.vllm_plugin.fence_rules import (
     Command,
     FenceState,
     Headers,
+    discard_refusal,
     error_answer,
     route_kind,
 )
@@ -114,6 +115,8 @@ class Fence:
             await _reply(send, await self._weight_route(scope, receive))
         elif kind == "vllm_weights":
             await _reply(send, await self._weights.vllm(scope["app"], _route_path(scope), self._whole(scope, receive)))
+        elif kind == "discarding":
+            await self._unless_it_discards(scope, receive, send)
         elif kind == "lora":
             message = "adapters are not loaded here: they change weights, and no epoch would say so"
             await _reply(send, error_answer(403, "permission_error", message))
@@ -125,11 +128,24 @@ class Fence:
             if kind == "pause":
                 self._state.pause_received()
             elif kind == "resume":
+                # Before the engine hears of it: what comes after has readers for its handoffs.
+                self._state.resumes += 1
                 send = self._opened_by_success(send)
             answer = self._app(scope, receive, send)
             if kind == "pause" and headers.get(HANDOFFS_HEADER.encode()) == b"drop":
-                answer = drop_while(scope["app"].state.engine_client, answer)
+                resumes = self._state.resumes
+                client = scope["app"].state.engine_client
+                answer = drop_while(client, answer, is_wanted=lambda: self._state.resumes == resumes)
             await answer
+
+    async def _unless_it_discards(self, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await _whole_body(receive)
+        if body is None:
+            return
+        if refusal := discard_refusal(_route_path(scope), scope["query_string"], _joined(body)):
+            await _reply(send, refusal)
+        else:
+            await self._app(scope, _first(body, receive), send)
 
     async def _generate(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         if refusal := self._state.refusal(headers):
@@ -147,9 +163,21 @@ class Fence:
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = dict(scope["headers"])
         if self._has_token(headers) and self._state.refusal(headers) is None:
-            await self._run(scope, headers, receive, send)
+            await self._run(scope, headers, self._while_served(headers, receive), send)
         else:
             await send({"type": "websocket.close", "code": POLICY_VIOLATION})
+
+    def _while_served(self, headers: Headers, receive: Receive) -> Receive:
+        """A connection outlives pauses and epochs, and each of its messages can be a request: one that would be refused
+        now ends it."""
+
+        async def receive_or_end() -> Message:
+            message = await receive()
+            if self._state.refusal(headers) is None:
+                return message
+            return {"type": "websocket.disconnect", "code": POLICY_VIOLATION}
+
+        return receive_or_end
 
     async def _run(self, scope: Scope, headers: Headers, receive: Receive, send: Send) -> None:
         number = self._state.accept(headers.get(b"x-request-id", b"").decode("latin-1"))

@@ -6,9 +6,11 @@ Loaded by the engine's interpreter, so only the standard library is used.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import parse_qs
 
 TOKEN_FILE_VARIABLE = "HEADRACE_TOKEN_FILE"
 """Environment variable that names the file with the job's bearer token."""
@@ -20,18 +22,32 @@ EPOCH_HEADER = "x-headrace-epoch"
 SALTED_HEADER = "x-headrace-salted"
 """Says "1" where the body carries the salt of its epoch: stale routers, probes and warm-ups do not send it."""
 ORDER_HEADER = "x-headrace-order"
+"""Of a pause or a resume, "update.attempt.step": vLLM's own routes have no body for it."""
 HANDOFFS_HEADER = "x-headrace-handoffs"
 """Of a pause: `drop` where no leg is left that could read a handoff of this engine."""
-"""Of a pause or a resume, "update.attempt.step": vLLM's own routes have no body for it."""
 
 RETRY_AFTER_S = 1
 LONGEST_COMMAND = 4096
 """Bytes of a body of POST /fence."""
 
+_MOST = 10**18
+"""Of a number in a command. `pool_keys.py` reads no longer one from a salt."""
+_ORDER = re.compile(r"([0-9]{1,18})\.([0-9]{1,18})\.([0-9]{1,18})")
 Order = tuple[int, int, int]
 """(update, attempt, step) of a command. Later commands compare greater."""
 Headers = Mapping[bytes, bytes]
-RouteKind = Literal["generating", "token_only", "pause", "resume", "fence", "weights", "vllm_weights", "health", "lora"]
+RouteKind = Literal[
+    "generating",
+    "token_only",
+    "pause",
+    "resume",
+    "fence",
+    "weights",
+    "vllm_weights",
+    "discarding",
+    "health",
+    "lora",
+]
 
 FENCE_PATH = "/fence"
 WEIGHTS_PATH = "/weights/"
@@ -46,6 +62,7 @@ VLLM_WEIGHTS = frozenset(
     }
 )
 """vLLM's own routes by which weights or what ranks answer can change."""
+_SLEEP, _CHECKER = "/sleep", "/weight_checker"
 _LORA = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _OBSERVATION = (
     "/ping /metrics /version /load /v1/models /openapi.json /is_paused /is_sleeping /server_info /weight_info"
@@ -53,8 +70,8 @@ _OBSERVATION = (
 )
 _CONTROL = (
     "/ping /tokenize /detokenize /abort_requests /inference/v1/abort_requests"
-    " /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /sleep /wake_up /release_kv_cache_memory"
-    " /init_weight_transfer_engine /shutdown_weight_transfer_engine /weight_checker"
+    " /reset_prefix_cache /reset_mm_cache /reset_encoder_cache /wake_up /release_kv_cache_memory"
+    " /init_weight_transfer_engine /shutdown_weight_transfer_engine"
     " /start_profile /stop_profile /scale_elastic_ep /is_scaling_elastic_ep /fault_tolerance/apply"
 )
 _TOKEN_ONLY = {"GET": frozenset(_OBSERVATION.split()), "POST": frozenset(_CONTROL.split())}
@@ -71,6 +88,8 @@ def route_kind(method: str, path: str) -> RouteKind:
         return "lora"
     if method == "POST" and path in VLLM_WEIGHTS:
         return "vllm_weights"
+    if method == "POST" and path in (_SLEEP, _CHECKER):
+        return "discarding"
     if (method, path) == ("GET", "/health"):
         return "health"
     if (method, path) == ("POST", "/pause"):
@@ -98,6 +117,26 @@ def error_answer(status: int, kind: str, message: str, *, param: str | None = No
     if status == 503:
         headers = ((b"retry-after", b"%d" % RETRY_AFTER_S),)
     return Answer(status, {"error": error, **more}, headers)
+
+
+def discard_refusal(path: str, query: bytes, body: bytes) -> Answer | None:
+    """Why a request of a discarding route must not pass: asked so, it throws the weights away, and the engine would go
+    on in its epoch without them. None where it leaves them alone."""
+    if path == _SLEEP:
+        is_harmless = set(parse_qs(query.decode("latin-1")).get("level", ())) <= {"0", "1"}
+        message = "asleep at level 0 or 1 the engine keeps its weights; at any other it does not, and no epoch says so"
+    else:
+        is_harmless = _checked_action(body) in ("checksum", "compare")
+        message = "weights are checked here by checksum or compare; reset zeroes them, and no epoch says so"
+    return None if is_harmless else error_answer(403, "permission_error", message)
+
+
+def _checked_action(body: bytes) -> object:
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return data.get("action") if isinstance(data, dict) else None
 
 
 class CommandInvalid(Exception):
@@ -157,16 +196,16 @@ def read_order(headers: Headers) -> Order | None:
     text = _text(headers, ORDER_HEADER)
     if text is None:
         return None
-    update, attempt, step, *more = (*text.split("."), "", "")
-    if any(more) or not all(part.isascii() and part.isdecimal() for part in (update, attempt, step)):
+    match = _ORDER.fullmatch(text)
+    if match is None:
         raise CommandInvalid(ORDER_HEADER, "is not update.attempt.step")
-    return int(update), int(attempt), int(step)
+    return int(match[1]), int(match[2]), int(match[3])
 
 
 def _whole_number(data: dict[str, Any], name: str) -> int:
     value = data[name]
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise CommandInvalid(name, "is not a whole number from 0 up")
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MOST:
+        raise CommandInvalid(name, f"is not a whole number from 0 to {_MOST}")
     return value
 
 
@@ -182,6 +221,8 @@ class FenceState:
     paused: bool = False
     pauses: int = 0
     """POST /pause received so far."""
+    resumes: int = 0
+    """POST /resume passed on so far."""
     open_requests: dict[int, str] = field(default_factory=dict)
     """X-Request-Id of each generating request that was accepted and has not ended."""
     accepted: int = 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from connectors.vllm_plugin.rank_calls import ask_ranks, call_name, has_extension
@@ -19,11 +19,14 @@ RANKS_ANSWER_S = 30.0
 _log = logging.getLogger("vllm.headrace.unread")
 
 
-async def drop_while(client: Any, pause: Awaitable[None]) -> None:
-    """Carry the pause out. Where ranks cannot drop handoffs it waits for their leases, as it does without this."""
+async def drop_while(client: Any, pause: Awaitable[None], *, is_wanted: Callable[[], bool]) -> None:
+    """Carry the pause out. Where ranks cannot drop handoffs it waits for their leases, as it does without this.
+    `is_wanted`: nobody has asked for a resume since."""
     paused = asyncio.ensure_future(pause)
     try:
         while has_extension(client) and not (await asyncio.wait({paused}, timeout=DROP_EVERY_S))[0]:
+            if not is_wanted():
+                break
             call = call_name()
             verdict = await ask_ranks(client, "headrace_drop_handoffs", call, (call,), RANKS_ANSWER_S)
             if not verdict.ok:

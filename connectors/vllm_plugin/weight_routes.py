@@ -89,15 +89,16 @@ class WeightRoutes:
 
     async def _guarded(self, client: Any, path: str, forward: Forward) -> Answer:
         is_ours = _backend(client) == BACKEND and not _without_extension(client)
-        if path in ("/start_weight_update", "/update_weights") and (refusal := load_refusal(self._state)):
-            return refusal
-        if path == "/start_weight_update":
+        if path in ("/start_weight_update", "/update_weights"):
+            if refusal := load_refusal(self._state):
+                return refusal
+            # At both: an epoch can have been confirmed between them.
             self._state.epoch = None
             if problem := await self._pool.move(client, None):
                 return error_answer(500, "weight_update_failed", problem, param="pool")
-            if is_ours:
-                # One that was started and never finished must not stand in the way.
-                await self._ask(client, WeightCommand(name="reset", call=call_name()))
+        if path == "/start_weight_update" and is_ours:
+            # One that was started and never finished must not stand in the way.
+            await self._ask(client, WeightCommand(name="reset", call=call_name()))
         elif path == "/finish_weight_update" and is_ours and (failed := await self._session_failure(client)):
             return failed
         try:

@@ -1,11 +1,13 @@
-"""Blocking calls that nothing can interrupt, waited for no longer than asked: a dead file server, a hung client.
+"""What may take too long: several steps within one time, and blocking calls that nothing can interrupt (a dead file
+server, a hung client), waited for no longer than asked.
 
-`path.py` and `store.py` do all their reading through it.
+`path.py` and `store.py` do all their reading through such calls.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from typing import Any, TypeVar
@@ -13,6 +15,22 @@ from typing import Any, TypeVar
 from connectors.weights.source import FetchError
 
 T = TypeVar("T")
+
+
+class Deadline:
+    """One time limit for several steps."""
+
+    def __init__(self, timeout_s: float, *, what: str) -> None:
+        self._timeout_s = timeout_s
+        self._end = time.monotonic() + timeout_s
+        self._what = what
+
+    def left_s(self) -> float:
+        """For the next step. Raises FetchError where nothing is left."""
+        left_s = self._end - time.monotonic()
+        if left_s <= 0:
+            raise FetchError(f"{self._what}: not done after {self._timeout_s:g} s")
+        return left_s
 
 
 class BoundedCalls:
@@ -42,7 +60,7 @@ class BoundedCalls:
         # A daemon, so that a call that never returns doesn't keep the process from ending.
         threading.Thread(target=_carry_out, args=(call, future), name="weights-read", daemon=True).start()
         if not _ended(future, timeout_s):
-            raise FetchError(f"{what}: not done after {timeout_s:g} s")
+            raise FetchError(f"{what}: not done after {timeout_s:.3g} s")
         self._last = None
         return future.result()
 

@@ -1,11 +1,11 @@
-"""Fills tensors from what is stored row-major elsewhere: directly, or by way of a bounded staging buffer.
+"""Fills tensors from what is stored row-major elsewhere: directly, or by way of a bounded staging buffer of two halves.
 
 `path.py` and `store.py` say what is stored where and how ranges of bytes are read; `slabs.py` says which ranges.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -66,9 +66,9 @@ class Filling(Generic[K]):
     """Reads parts with as few ranges as pay; keeps its staging buffer for the next time."""
 
     def __init__(self, *, range_cost_bytes: int, staging_bytes: int) -> None:
-        """One more range costs as much as `range_cost_bytes` more bytes."""
+        """One more range costs as much as `range_cost_bytes` more bytes. `staging_bytes`: of each half."""
         self._range_cost_bytes = range_cost_bytes
-        self._staging_bytes = staging_bytes
+        self._staging_bytes = _aligned(staging_bytes)
         self._staging: torch.Tensor | None = None
 
     def fill(self, parts: Sequence[Part[K]], read: Callable[[Sequence[Read[K]]], None]) -> None:
@@ -91,29 +91,59 @@ class Filling(Generic[K]):
     @property
     def staging(self) -> torch.Tensor:
         if self._staging is None:
-            self._staging = torch.empty(self._staging_bytes, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+            size, on_gpu = 2 * self._staging_bytes, torch.cuda.is_available()
+            self._staging = torch.empty(size, dtype=torch.uint8, pin_memory=on_gpu)
         return self._staging
 
     def _fill_staged(self, staged: Sequence[_Slab[K]], read: Callable[[Sequence[Read[K]]], None]) -> None:
-        batch: list[tuple[_Slab[K], torch.Tensor]] = []
-        used = 0
-        for slab in staged:
-            if used + slab.nbytes > self._staging_bytes:
-                _read_and_put(batch, read)
-                batch, used = [], 0
-            batch.append((slab, self.staging[used : used + slab.nbytes]))
-            used += -(-slab.nbytes // ALIGNMENT) * ALIGNMENT
-        if batch:
-            _read_and_put(batch, read)
+        """One half of the buffer is read into while what is in the other goes to a GPU."""
+        copies: list[list[torch.cuda.Event]] = [[], []]
+        try:
+            for number, batch in enumerate(_batches(staged, self._staging_bytes)):
+                which = number % 2
+                _wait_for(copies[which])
+                placed = list(_placed(batch, self.staging[which * self._staging_bytes :]))
+                read([slab.read(memory) for slab, memory in placed])
+                copies[which] = _put(placed)
+        finally:
+            _wait_for([*copies[0], *copies[1]])
 
 
-def _read_and_put(batch: Sequence[tuple[_Slab[K], torch.Tensor]], read: Callable[[Sequence[Read[K]]], None]) -> None:
-    read([slab.read(staging) for slab, staging in batch])
-    for slab, staging in batch:
-        slab.put(staging)
-    for device in {slab.part.into.device for slab, _ in batch if slab.part.into.is_cuda}:
-        # The staging buffer is filled anew next.
-        torch.cuda.current_stream(device).synchronize()
+def _batches(staged: Iterable[_Slab[K]], limit_bytes: int) -> Iterator[list[_Slab[K]]]:
+    batch: list[_Slab[K]] = []
+    used = 0
+    for slab in staged:
+        if batch and used + slab.nbytes > limit_bytes:
+            yield batch
+            batch, used = [], 0
+        batch.append(slab)
+        used += _aligned(slab.nbytes)
+    if batch:
+        yield batch
+
+
+def _placed(batch: Sequence[_Slab[K]], memory: torch.Tensor) -> Iterator[tuple[_Slab[K], torch.Tensor]]:
+    start = 0
+    for slab in batch:
+        yield slab, memory[start : start + slab.nbytes]
+        start += _aligned(slab.nbytes)
+
+
+def _put(placed: Sequence[tuple[_Slab[K], torch.Tensor]]) -> list[torch.cuda.Event]:
+    """What comes when the memory may be used again."""
+    for slab, memory in placed:
+        slab.put(memory)
+    devices = {slab.part.into.device for slab, _ in placed if slab.part.into.is_cuda}
+    return [torch.cuda.current_stream(device).record_event() for device in devices]
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def _wait_for(copies: Sequence[torch.cuda.Event]) -> None:
+    for copy in copies:
+        copy.synchronize()
 
 
 def byte_vector(tensor: torch.Tensor) -> torch.Tensor:

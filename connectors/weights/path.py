@@ -106,7 +106,7 @@ class _Files:
         self.places: Mapping[str, Place] = {}
         self._stack = ExitStack()
         self._descriptors: dict[str, int] = {}
-        self._stamps: Mapping[str, tuple[int, int]] = {}
+        self.stamps: Mapping[str, str] = {}
 
     def open(self) -> None:
         try:
@@ -115,7 +115,7 @@ class _Files:
                 descriptor = os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC)
                 self._stack.callback(os.close, descriptor)
                 self._descriptors[name] = descriptor
-            self._stamps = self._stat()
+            self.stamps = self._stamps()
         except OSError as error:
             raise FetchError(f"{self.folder}: {error}") from error
 
@@ -128,16 +128,17 @@ class _Files:
             into, start = into[count:], start + count
 
     def check_unchanged(self) -> None:
-        changed = sorted(name for name, stamp in self._stat().items() if stamp != self._stamps[name])
+        changed = sorted(name for name, stamp in self._stamps().items() if stamp != self.stamps[name])
         if changed:
-            raise FetchError(f"{self.folder}: written to while it was read: {', '.join(changed)}")
+            raise FetchError(f"written to while it was read: {', '.join(changed)}")
 
     def close(self) -> None:
         self._stack.close()
 
-    def _stat(self) -> dict[str, tuple[int, int]]:
-        stats = {name: os.fstat(descriptor) for name, descriptor in self._descriptors.items()}
-        return {name: (stat.st_size, stat.st_mtime_ns) for name, stat in stats.items()}
+    def _stamps(self) -> dict[str, str]:
+        """Without numbers of the file system: nodes may have copies of their own."""
+        stats = {str(self.folder / name): os.fstat(descriptor) for name, descriptor in self._descriptors.items()}
+        return {name: f"{stat.st_size} bytes of {stat.st_mtime_ns}" for name, stat in stats.items()}
 
 
 class PathFetch:
@@ -147,6 +148,7 @@ class PathFetch:
         self, transport: PathTransport, files: _Files, manifest: Mapping[str, TensorMeta], timeout_s: float
     ) -> None:
         self.manifest = manifest
+        self.stamps = files.stamps
         self._transport = transport
         self._files = files
         self._timeout_s = timeout_s

@@ -33,6 +33,17 @@ class FetchError(Exception):
         self.tensors = tuple(tensors)
 
 
+def has_waiting_trainer(source: SourceInfo) -> bool:
+    """Whether the version lies in memory that a trainer writes to again once its readers are done."""
+    return source.get("transport") == "nixl"
+
+
+def numbered(source: SourceInfo, *, first_reader: int, readers: int) -> dict[str, Any]:
+    """The same source for one engine: its rank 0 is the `first_reader` among the `readers` ranks of all engines. So
+    each of them gets its own part of those who hold the same."""
+    return {**source, "first_reader": first_reader, "readers": readers}
+
+
 T = TypeVar("T", str, int)
 
 
@@ -77,9 +88,15 @@ class Fetch(Protocol):
         """All tensors of the version, with the dtypes in which they are sent."""
         ...
 
+    @property
+    def stamps(self) -> Mapping[str, str]:
+        """File -> what tells it from another one that was there under its name: the same on all ranks that opened the
+        same. Empty where a name never comes to stand for something else."""
+        ...
+
     def start(self, group: int, targets: Sequence[Target]) -> None:
-        """May begin to fill a group that `fetch` will be asked for, with the same targets: it, or the one after it.
-        Begun again it goes on. What cannot work ahead does nothing. Raises nothing: what goes wrong is told by
+        """May begin to fill a group that `fetch` will be asked for, with the same targets: it, or one of those after
+        it. Begun again it goes on. What cannot work ahead does nothing. Raises nothing: what goes wrong is told by
         `fetch`."""
         ...
 
@@ -107,8 +124,8 @@ class Transport(Protocol):
         """Open a version: look its manifest up, ask `plan` what of it this rank needs, get ready to fetch that.
 
         `plan` returns the same object as at the last load as long as the load plan is the same, so that nothing has
-        to be planned again. What it raises passes through. `timeout_s` bounds each step that waits for the source.
-        Raises FetchError."""
+        to be planned again. What it raises passes through. `timeout_s` bounds what waits for the source before `plan`,
+        what does so after it, and each later fetch. Raises FetchError."""
         ...
 
     def is_idle(self, wait_s: float, /) -> bool:

@@ -16,16 +16,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import TypeVar, get_args
 
 from connectors.mooncake import Protocol
-from connectors.weights.bounded import BoundedCalls
+from connectors.weights.bounded import BoundedCalls, Deadline
 from connectors.weights.filling import Filling, Part, Read, slices
 from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
 from connectors.weights.store_client import RangeRead, StoreClient, StoreError, Volume, memory_of
 from connectors.weights.store_layout import Manifest, StoredPiece
-from connectors.weights.tensors import Piece, TensorMeta, relative
+from connectors.weights.tensors import ITEM_BYTES, Piece, TensorMeta, relative
 
 RANGE_COST_BYTES = 128 * 1024
 """Measured on loopback tcp: a range costs some 0.15 ms, in which so many bytes come."""
-STAGING_BYTES = 16 << 20
+STAGING_PART = 1 / 64
+MOST_STAGING_BYTES = 128 << 20
+LEAST_STAGING_BYTES = 4 << 20
+"""Each half of the staging buffer is so large a part of what a rank needs, within these bounds. Where everything goes
+through it, into a GPU, a load with halves of 32 MB takes a seventh longer."""
 CONNECT_S = 30.0
 """When the engine starts."""
 RENEW_S = 2.0
@@ -43,20 +47,23 @@ class StoreTransport:
         self._devices = devices
         self._calls = BoundedCalls()
         self._client: tuple[Volume, StoreClient] | None = None
-        self.filling: Filling[StoredPiece] = Filling(range_cost_bytes=RANGE_COST_BYTES, staging_bytes=STAGING_BYTES)
+        self._filling: Filling[StoredPiece] | None = None
 
     def get_ready(self, source: SourceInfo) -> None:
-        self._connect(source, CONNECT_S)
+        if "master" in source:
+            self._connect(source, CONNECT_S)
 
     def open(self, source: SourceInfo, plan: Plan, *, timeout_s: float) -> StoreFetch:
         key = source_field(source, "manifest", str)
-        client = self._connect(source, timeout_s)
+        deadline = Deadline(timeout_s, what=f"store: asking for version {source['version']}")
+        client = self._connect(source, deadline.left_s())
         manifest = self.bounded(
             lambda: Manifest.decode(client.text(key)),
             what=f"the manifest of version {source['version']}",
-            timeout_s=timeout_s,
+            timeout_s=deadline.left_s(),
         )
-        fetch = StoreFetch(self, client, manifest, plan(manifest.metas), timeout_s)
+        groups = plan(manifest.metas)
+        fetch = StoreFetch(self, client, manifest, groups, self._filling_for(groups, manifest), timeout_s)
         self.bounded(fetch.check_there, what=f"version {source['version']}", timeout_s=timeout_s)
         return fetch
 
@@ -74,6 +81,14 @@ class StoreTransport:
             return self._calls.run(call, what=f"store: {what}", timeout_s=timeout_s)
         except (StoreError, ValueError, OSError) as error:
             raise FetchError(f"store: {what}: {error}") from error
+
+    def _filling_for(self, groups: Sequence[Sequence[Piece]], manifest: Manifest) -> Filling[StoredPiece]:
+        """The same for all loads: an engine's weights don't change in size."""
+        if self._filling is None:
+            needed = sum(piece.count * ITEM_BYTES[manifest.metas[piece.tensor].dtype] for g in groups for piece in g)
+            half = min(max(int(needed * STAGING_PART), LEAST_STAGING_BYTES), MOST_STAGING_BYTES)
+            self._filling = Filling(range_cost_bytes=RANGE_COST_BYTES, staging_bytes=half)
+        return self._filling
 
     def _connect(self, source: SourceInfo, timeout_s: float) -> StoreClient:
         volume = Volume(
@@ -111,15 +126,18 @@ class StoreFetch:
         client: StoreClient,
         manifest: Manifest,
         groups: Sequence[Sequence[Piece]],
+        filling: Filling[StoredPiece],
         timeout_s: float,
     ) -> None:
+        self.stamps: Mapping[str, str] = {}
         self._transport = transport
         self._client = client
         self._manifest = manifest
         self._timeout_s = timeout_s
         self._needed = {stored.key for group in groups for piece in group for stored, _ in manifest.holding(piece)}
         self._renewed_at = -math.inf
-        self._staying = {memory_of(transport.filling.staging)}
+        self._filling = filling
+        self._staying = {memory_of(filling.staging)}
 
     @property
     def manifest(self) -> Mapping[str, TensorMeta]:
@@ -146,12 +164,12 @@ class StoreFetch:
     def _fill(self, targets: Sequence[Target]) -> None:
         parts = [part for target in targets for part in self._parts(target)]
         in_host = [target for target in targets if target.into.is_cpu]
-        staying = [self._transport.filling.staging, *(target.into for target in in_host if target.stays)]
+        staying = [self._filling.staging, *(target.into for target in in_host if target.stays)]
         self._staying.update(map(memory_of, staying))
         self._client.register(staying)
         passing = self._client.register(target.into for target in in_host)
         try:
-            self._transport.filling.fill(parts, self._read)
+            self._filling.fill(parts, self._read)
         finally:
             self._client.forget(passing)
         if time.monotonic() - self._renewed_at > RENEW_S:

@@ -41,7 +41,7 @@ class RlhfSessions:
         """Engines of ours find each source by itself: there is nothing to set up."""
         self._weights.updatable(name)
         if init_info:
-            raise UpdateRefused(f"init_info: engines of job {name!r} need none, and got {', '.join(sorted(init_info))}")
+            raise UpdateRefused(f"init_info: engines of job {name!r} need none, and got {sorted(init_info)}")
 
     def start(self, name: str) -> None:
         """One that was started and never finished gives way."""
@@ -57,12 +57,15 @@ class RlhfSessions:
 
     def finish(self, name: str, version: str | None) -> dict[str, Any]:
         """Raises `UpdateFailed` where the fleet does not serve it, and `UpdateUnended` where that is not known yet."""
-        source = self._session(name).source
+        session = self._session(name)
+        source = session.source
         if source is None:
             raise UpdateRefused("no source was named: call update_weights between start and finish")
         version = version or source.get("version") or f"update-{secrets.token_hex(6)}"
         number = self._weights.push(name, version, source, PushOptions()).number
-        del self._open[name]
+        # A trainer that gave up waiting and began again has another one by now.
+        if self._open.get(name) is session:
+            del self._open[name]
         record = self._weights.wait(name, number, ANSWERS_WITHIN_S)
         if record.outcome is None:
             text = f"update {number} to {version!r} has not ended within {ANSWERS_WITHIN_S:.0f} s, and goes on"

@@ -30,7 +30,7 @@ def weight_routes(weights: WeightService) -> APIRouter:
     @routes.get("")
     async def show(name: str) -> WeightsStatus:
         position = await run_in_threadpool(weights.position, name)
-        return weights_status(position, await run_in_threadpool(weights.history, name))
+        return weights_status(position, await run_in_threadpool(weights.newest, name))
 
     @routes.get("/updates")
     async def history(name: str) -> UpdateList:

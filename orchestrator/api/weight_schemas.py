@@ -109,8 +109,8 @@ def update_list(records: Sequence[PushRecord], remarks: Sequence[StoredRemark]) 
     )
 
 
-def weights_status(position: Position | None, updates: Sequence[PushRecord]) -> WeightsStatus:
-    last = update_status(updates[-1]) if updates else None
+def weights_status(position: Position | None, newest: PushRecord | None) -> WeightsStatus:
+    last = None if newest is None else update_status(newest)
     if position is None:
         return WeightsStatus(served=None, course=None, to_purge=[], last=last)
     committed, course = position.committed, position.course

@@ -202,6 +202,7 @@ def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap
         node=node.name,
         url=url,
         gpus=placed.gpus,
+        ranks=sizes.ranks,
         cores=placed.cores,
         joins_pool=joins_pool,
         token_file=str(token),
@@ -223,7 +224,10 @@ def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> d
     env |= engine_env.resting_environment(shared.abilities.platform)
     if weights is not None:
         env |= engine_env.weights_environment(
-            mode=weights.load_mode, keep_copy=weights.keep_copy, advertised_host=placed.node.address
+            transport=weights.transport,
+            mode=weights.load_mode,
+            keep_copy=weights.keep_copy,
+            advertised_host=placed.node.address,
         )
     if own.store is not None:
         env |= engine_env.store_environment(

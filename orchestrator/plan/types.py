@@ -35,6 +35,8 @@ class EnginePlan:
     url: str
     gpus: tuple[str, ...]
     """Their ids, as CUDA_VISIBLE_DEVICES takes them."""
+    ranks: int
+    """Processes that each hold their part of the weights."""
     cores: tuple[tuple[int, ...], ...]
     """Per rank, where engines are bound to cores."""
     joins_pool: bool

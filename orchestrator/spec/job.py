@@ -129,6 +129,12 @@ class RouterSpec(SpecModel):
     """A session without an open request is forgotten after this."""
     request_timeout: Seconds = ROUTER_DEFAULTS["request_timeout_s"].default
     """For a whole request: all legs and attempts. 504 after it."""
+    silence_limit: Seconds = ROUTER_DEFAULTS["silence_limit_s"].default
+    """An engine that for so long has neither answered a health probe nor sent a byte for any request hangs: its
+    requests are run elsewhere. Compiling may silence a good one for nearly two minutes."""
+    leg_timeout: Seconds | None = ROUTER_DEFAULTS["leg_timeout_s"].default
+    """How long one engine, its queue included, may take to the first byte of its reply, or to the whole of one that is
+    not streamed; then the request is run elsewhere. As long as request_timeout when left out."""
     retries: Annotated[int, Field(ge=0, le=10)] = ROUTER_DEFAULTS["retries"].default
     workers: Annotated[int, Field(ge=1, le=64)] = ROUTER_DEFAULTS["workers"].default
     """Processes that serve the router's port."""
@@ -139,6 +145,8 @@ class RouterSpec(SpecModel):
     """Length of the line."""
     max_wait: Seconds = ROUTER_DEFAULTS["max_wait_s"].default
     """How long a request may wait in line."""
+    max_body_bytes: PositiveBytes = ROUTER_DEFAULTS["max_body_bytes"].default
+    """Of one request. All others wait while a body is read and split: about 1 ms per MiB."""
     skip_prefill_below_tokens: Annotated[int, Field(ge=0)] = ROUTER_DEFAULTS["skip_prefill_below_tokens"].default
     """A follow-up with fewer new tokens goes straight to the decode replica that has the rest; 0: never."""
 

@@ -12,6 +12,7 @@ from orchestrator.spec.quantity import Seconds
 
 Strategy = Literal["barrier", "rolling"]
 InFlightMode = Literal["readmit", "wait", "abort", "keep"]
+Transport = Literal["store", "nixl", "path"]
 
 
 class UpdateLimitsSpec(SpecModel):
@@ -44,8 +45,9 @@ class UpdateLimitsSpec(SpecModel):
 class WeightsSpec(SpecModel):
     """Without this section engines keep what they started with."""
 
-    transport: Literal["store", "nixl", "path"] = "path"
-    """From a Mooncake volume, from the trainer's own shards, or from a directory that every node can read."""
+    transport: Transport = "path"
+    """From a Mooncake volume, from the trainer's own shards, or from a directory that every node can read. Engines get
+    ready for it when they start, so that the first load need not; a push may name another one."""
     load_mode: LoadMode = "gpu_fetch"
     """"gpu_fetch": straight into the parameters. "cpu_prefetch": into host memory while the engine generates, then
     into the parameters: a shorter pause, for one more copy of the weights in host memory."""

@@ -92,12 +92,8 @@ class UpdateStore:
             CoordinatorReplaced: a coordinator of a higher generation has begun.
         """
         with self._database.transaction() as connection:
-            done = connection.execute(
-                "UPDATE weight_positions SET position = ? WHERE job = ? AND run_id = ? AND generation = ?",
-                (position, job, run_id, generation),
-            )
-            if done.rowcount != 1:
-                raise CoordinatorReplaced(f"another coordinator has taken job {job!r} over")
+            _refuse_overtaken(connection, job, run_id, generation)
+            connection.execute("UPDATE weight_positions SET position = ? WHERE job = ?", (position, job))
             if ended is not None:
                 _end(connection, job, ended)
 
@@ -124,27 +120,36 @@ class UpdateStore:
         with self._database.transaction() as connection:
             connection.execute(query, (job, number))
 
-    def end(self, job: str, ended: EndedUpdate) -> None:
-        """For one that was never begun: no record tells of it."""
+    def end(self, job: str, run_id: str, generation: int, ended: EndedUpdate) -> None:
+        """For one that was never begun: no record tells of it.
+
+        Raises:
+            CoordinatorReplaced: a coordinator of a higher generation has begun, and may have begun this as well.
+        """
         with self._database.transaction() as connection:
+            _refuse_overtaken(connection, job, run_id, generation)
             _end(connection, job, ended)
 
     def updates(self, job: str) -> list[StoredUpdate]:
-        """Of the job's present run, in their order."""
+        """Of the job's present run, in their order. There may be tens of thousands."""
         query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number"
         with self._database.transaction() as connection:
-            return [
-                StoredUpdate(
-                    number=row["number"],
-                    request=row["request"],
-                    asked_at=row["asked_at"],
-                    outcome=row["outcome"],
-                    why=row["why"],
-                    ended_at=row["ended_at"],
-                    is_cancelled=bool(row["is_cancelled"]),
-                )
-                for row in connection.execute(query, (job,))
-            ]
+            return [_update(row) for row in connection.execute(query, (job,))]
+
+    def update(self, job: str, number: int) -> StoredUpdate | None:
+        """None where the job's present run has none of this number."""
+        query = "SELECT * FROM weight_updates WHERE job = ? AND number = ?"
+        with self._database.transaction() as connection:
+            # As text, which SQLite compares as a number: its own integers end, and what a caller asks for may not.
+            row = connection.execute(query, (job, str(number))).fetchone()
+            return None if row is None else _update(row)
+
+    def newest(self, job: str) -> StoredUpdate | None:
+        """The only one that can have no end yet. None where the job's present run has had none."""
+        query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number DESC LIMIT 1"
+        with self._database.transaction() as connection:
+            row = connection.execute(query, (job,)).fetchone()
+            return None if row is None else _update(row)
 
     def remark(self, job: str, remark: StoredRemark) -> None:
         """Only the newest are kept: a step that must succeed is remarked upon until it does."""
@@ -161,6 +166,24 @@ class UpdateStore:
         query = "SELECT text, at FROM weight_remarks WHERE job = ? ORDER BY rowid"
         with self._database.transaction() as connection:
             return [StoredRemark(text=row["text"], at=row["at"]) for row in connection.execute(query, (job,))]
+
+
+def _refuse_overtaken(connection: sqlite3.Connection, job: str, run_id: str, generation: int) -> None:
+    query = "SELECT 1 FROM weight_positions WHERE job = ? AND run_id = ? AND generation = ?"
+    if connection.execute(query, (job, run_id, generation)).fetchone() is None:
+        raise CoordinatorReplaced(f"another coordinator has taken job {job!r} over")
+
+
+def _update(row: sqlite3.Row) -> StoredUpdate:
+    return StoredUpdate(
+        number=row["number"],
+        request=row["request"],
+        asked_at=row["asked_at"],
+        outcome=row["outcome"],
+        why=row["why"],
+        ended_at=row["ended_at"],
+        is_cancelled=bool(row["is_cancelled"]),
+    )
 
 
 def _end(connection: sqlite3.Connection, job: str, ended: EndedUpdate) -> None:

@@ -58,7 +58,7 @@ class Watch:
             name = stored.record.name
             if name in self._units:
                 yield from self._news(name, stored, statuses[name])
-        self._restart_some(job)
+        self._restart_some()
 
     def restart(self, name: str) -> None:
         """End whatever life the unit has, and start another; returns at once. A life that is not ready yet is another
@@ -78,29 +78,30 @@ class Watch:
         if not ready and before is None and not _is_coming_up(stored, status, unit):
             self.waiting.add(name)
 
-    def _restart_some(self, job: StoredJob) -> None:
+    def _restart_some(self) -> None:
         """One at a time, beside the looks: ending a process takes seconds."""
         if self._restarting is not None and self._restarting.is_alive():
             return
-        now = time.time()
+        now = time.monotonic()
         for name in sorted(self.waiting):
             if now >= may_start_at(self._restarts.get(name, ())):
                 self.waiting.discard(name)
-                self._restarting = threading.Thread(target=self._restart, args=(job, name), daemon=True)
+                self._restarting = threading.Thread(target=self._restart, args=(name,), daemon=True)
                 self._restarting.start()
                 return
 
-    def _restart(self, job: StoredJob, name: str) -> None:
-        stored = next(each for each in job.units if each.record.name == name)
-        unit = self._units[name]
-        if _is_coming_up(stored, self._backend.poll(job.run, [stored.record])[name], unit):
-            return
+    def _restart(self, name: str) -> None:
+        job, unit = self._job, self._units[name]
         lock = DriverLock(job.directory)
         try:
             if not lock.acquire() or not self._may_start():
                 self.waiting.add(name)
                 return
-            self._restarts.setdefault(name, []).append(time.time())
+            # As recorded now: since the last look it may have become ready, and been given up.
+            stored = next(each for each in self._store.get(job.name).units if each.record.name == name)
+            if _is_coming_up(stored, self._backend.poll(job.run, [stored.record])[name], unit):
+                return
+            self._restarts.setdefault(name, []).append(time.monotonic())
             left = self._backend.stop(job.run, [stored.record], unit.stop_grace_s)
             if left or not self._may_start():
                 self.waiting.add(name)

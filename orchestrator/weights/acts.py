@@ -1,7 +1,8 @@
 """What the machine can ask for. The shell carries acts out in their order, and a `Record` before all that follow it.
 
-Commands have a receiver (an engine's name, the router or the pool) and an order; exactly one event with that order
-answers each. A receiver has at most one command open. `Record`, `Restart`, `Say` and `Finish` are answered by nothing.
+Commands have a receiver (an engine's name, the router, the pool or the trainer) and an order; exactly one event with
+that order answers each. A receiver has at most one command open. `Record`, `Restart`, `Say` and `Finish` are answered
+by nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from router.core.gate import GateState
 
 ROUTER = "the router"
 POOL = "the pool"
+TRAINER = "the trainer"
 """Receivers beside the engines. An engine's name has no blanks."""
 
 
@@ -104,6 +106,8 @@ class PublishEpoch:
 
     epoch: int
     version: str
+    committed: int
+    """The epoch that is committed now. Others that were published since were given up."""
     instances: Mapping[str, str]
 
 
@@ -119,10 +123,17 @@ class Wipe:
     """Remove every key of the pool, by force."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """No engine needs this version from its own source any more: the memory that it lies in may be written to."""
+
+    source: Mapping[str, Any]
+
+
 EngineAsk = ReadEngine | Prefetch | Pause | Serve | Load | ConfirmEpoch | Resume
 RouterAsk = ReadRouter | SetGate | HandleInFlight | Drain | PublishEpoch
 PoolAsk = Purge | Wipe
-Ask = EngineAsk | RouterAsk | PoolAsk
+Ask = EngineAsk | RouterAsk | PoolAsk | Release
 
 
 @dataclass(frozen=True, kw_only=True)

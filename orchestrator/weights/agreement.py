@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Literal
 
 FLOOR = 1e-3
@@ -17,6 +18,8 @@ FLOOR = 1e-3
 TIMES_NOISE = 4.0
 UNSTEADY = 0.25
 """Nats. Where replays differ among themselves by more, only the grossest fault would stand out."""
+WORST = 9999.0
+"""Nats: below -9999 vLLM tells nothing, and what is no number at all is as far away."""
 
 Outcome = Literal["agrees", "disagrees", "unsteady"]
 
@@ -40,10 +43,15 @@ def judge(given: Sequence[float], replays: Sequence[Sequence[float]]) -> Judgeme
     """`given`: a reply's log-probabilities, of one token or more. `replays`: what each of at least two gave the same
     tokens."""
     places = list(zip(*replays, strict=True))
-    apart = [min(abs(score - had) for score in scores) for had, scores in zip(given, places, strict=True)]
-    noise = max(max(scores) - min(scores) for scores in places)
+    apart = [min(_apart(score, had) for score in scores) for had, scores in zip(given, places, strict=True)]
+    noise = max(_apart(*pair) for scores in places for pair in combinations(scores, 2))
     off_by, allowed = max(apart), max(FLOOR, TIMES_NOISE * noise)
     outcome: Outcome = "unsteady" if noise > UNSTEADY else "disagrees" if off_by > allowed else "agrees"
     return Judgement(
         outcome=outcome, compared=len(given), off_by=off_by, at=apart.index(off_by), noise=noise, allowed=allowed
     )
+
+
+def _apart(one: float, other: float) -> float:
+    distance = abs(one - other)
+    return distance if distance <= WORST else WORST

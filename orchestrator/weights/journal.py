@@ -13,11 +13,15 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
+from connectors.vllm_plugin.weight_rules import LONGEST_WEIGHT_COMMAND
 from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.errors import UpdateRefused
 from orchestrator.spec.weights import InFlightMode, Strategy
-from orchestrator.store.updates import EndedUpdate, StoredRemark, UpdateStore
+from orchestrator.store.updates import EndedUpdate, StoredRemark, StoredUpdate, UpdateStore
 from orchestrator.weights.words import Outcome, Position
 
+LONGEST_REQUEST = LONGEST_WEIGHT_COMMAND - 1024
+"""An engine's command has its order and its limits beside the source."""
 PushOutcome = Literal[Outcome, "refused"]
 """refused: asked for, and could not be begun."""
 _OUTCOME: TypeAdapter[PushOutcome] = TypeAdapter(PushOutcome)
@@ -73,10 +77,12 @@ class Journal:
 
     def unended(self) -> PushRecord | None:
         """The push that was asked for and has not ended, begun or not: there is one at most."""
-        return next((each for each in pushes_of(self._store, self._job) if each.outcome is None), None)
+        newest = newest_push(self._store, self._job)
+        return newest if newest is not None and newest.outcome is None else None
 
     def end_unbegun(self, number: int, outcome: PushOutcome, why: str) -> None:
-        self._store.end(self._job, _ended(number, outcome, why))
+        """Raises `CoordinatorReplaced` as `record` does."""
+        self._store.end(self._job, self._run_id, self._generation, _ended(number, outcome, why))
 
     def remark(self, text: str) -> None:
         """For whoever looks at the job's history."""
@@ -94,21 +100,42 @@ def position_of(store: UpdateStore, job: str) -> Position | None:
 
 
 def ask_for(store: UpdateStore, job: str, push: Push) -> int:
-    """Its number. Raises `UpdateRefused` where one has not ended yet."""
-    return store.ask(job, _PUSH.dump_json(push).decode(), time.time())
+    """Its number. Raises `UpdateRefused` where one has not ended yet, or where what is asked for cannot be kept as it
+    is: numbers that are none, half characters, a source that is nested too deep or longer than engines take."""
+    try:
+        request = _PUSH.dump_json(push)
+        is_kept = len(request) <= LONGEST_REQUEST and _PUSH.validate_json(request) == push
+    except ValueError:
+        is_kept = False
+    if not is_kept:
+        raise UpdateRefused(f"source is no plain JSON of at most {LONGEST_REQUEST} bytes")
+    return store.ask(job, request.decode(), time.time())
 
 
 def pushes_of(store: UpdateStore, job: str) -> list[PushRecord]:
     """Of the job's present run, in their order."""
-    return [
-        PushRecord(
-            number=each.number,
-            push=_PUSH.validate_json(each.request),
-            asked_at=each.asked_at,
-            outcome=_OUTCOME.validate_python(each.outcome) if each.outcome else None,
-            why=each.why,
-            ended_at=each.ended_at,
-            is_cancelled=each.is_cancelled,
-        )
-        for each in store.updates(job)
-    ]
+    return [_push_record(each) for each in store.updates(job)]
+
+
+def push_of(store: UpdateStore, job: str, number: int) -> PushRecord | None:
+    """None where the job's present run has none of this number."""
+    found = store.update(job, number)
+    return None if found is None else _push_record(found)
+
+
+def newest_push(store: UpdateStore, job: str) -> PushRecord | None:
+    """None where the job's present run has had none."""
+    found = store.newest(job)
+    return None if found is None else _push_record(found)
+
+
+def _push_record(stored: StoredUpdate) -> PushRecord:
+    return PushRecord(
+        number=stored.number,
+        push=_PUSH.validate_json(stored.request),
+        asked_at=stored.asked_at,
+        outcome=_OUTCOME.validate_python(stored.outcome) if stored.outcome else None,
+        why=stored.why,
+        ended_at=stored.ended_at,
+        is_cancelled=stored.is_cancelled,
+    )

@@ -64,8 +64,9 @@ class Knowledge:
 
     def movers(self) -> list[str]:
         """Who the present phase is about."""
-        group = self.course.group
-        return [name for name in self.present() if name in group or self.course.update.strategy == "barrier"]
+        course = self.course
+        is_about_all = course.update.strategy == "barrier" or course.phase == "prefetch"
+        return [name for name in self.present() if is_about_all or name in course.group]
 
     def known(self) -> Iterator[tuple[str, EngineFacts]]:
         for name in self.present():

@@ -1,11 +1,11 @@
 """The coordinator of weight updates as a pure state machine: an event and the time go in, acts come out.
 
-                 +--> off (resume, open) ---------------------------+        called_off, cancelled
-                 |  nobody was touched                              |
+                 +--> off (resume, open) -----------------------------------+       called_off, cancelled
+                 |  nobody was touched                                      v
     idle --> forward (prefetch ... load) --commit--> (confirm ... open) --> purge --> idle
-      ^          |  loads failed too often           ^                              committed, rolled_back
-      |          +--> back (load ...) ---commit------+
-      |                    no pair holds anything ------------------> idle          fenced
+      ^          |  loads failed too often           ^                      ^       committed, rolled_back
+      |          +--> back (load ...) ---commit------+                      |
+      |                    no pair holds anything --------------------------+       fenced
       +---- join (choose ... open): engines that came up, or that an update left behind
 
 `phases.py` has the phases of each way. The machine knows its place (`Position`, the journal's newest record) and facts
@@ -28,6 +28,7 @@ from orchestrator.weights import events
 from orchestrator.weights.acts import (
     POOL,
     ROUTER,
+    TRAINER,
     Act,
     Ask,
     Command,
@@ -66,7 +67,7 @@ class Coordinator:
         self._acts: list[Act] = []
         self._deadline = 0.0
         self._due = 0.0
-        """When the purge may begin."""
+        """When the purge may begin, where there is anything to purge."""
 
     @property
     def position(self) -> Position:
@@ -150,7 +151,7 @@ class Coordinator:
         """Refused, or nobody knows: what the receiver is now has to be read back."""
         if command.receiver == ROUTER:
             self._known.forget_router()
-        elif command.receiver != POOL:
+        elif command.receiver in self._known.fleet:
             self._known.engines[command.receiver] = None
             if error and isinstance(command.ask, Load | Prefetch):
                 self._known.failed[command.receiver] = error
@@ -185,11 +186,11 @@ class Coordinator:
 
     def _forget_open(self) -> None:
         """Whoever has a command open may or may not have obeyed it."""
-        for receiver in [*self._known.fleet, ROUTER, POOL]:
+        for receiver in [*self._known.fleet, ROUTER, POOL, TRAINER]:
             if self._post.is_waiting(receiver):
                 if receiver == ROUTER:
                     self._known.forget_router()
-                elif receiver != POOL:
+                elif receiver in self._known.fleet:
                     self._known.engines[receiver] = None
                 self._post.drop(receiver)
 
@@ -278,14 +279,15 @@ class Coordinator:
         if course.phase == "purge" or lacking == [POOL]:
             self._forget_open()
             self._known.answered.add(POOL)
-            self._acts.append(Say(text=f"{why}: older epochs stay in the pool until the next update"))
+            left = "older epochs stay in the pool until the next update" if POOL in lacking else ", ".join(lacking)
+            self._acts.append(Say(text=f"{why}: {left}"))
             if course.phase == "purge":
                 self._record(courses.leave(self.position))
         elif late:
             for name in late:
                 self._give_up(name, why)
         elif course.phase == "load" and not lacking:
-            self._end("fenced", f"{course.why or why}; no pair of engines holds {self._known.target.version}")
+            self._end("fenced", f"{course.why or why}; no pair of engines holds {self._known.target.version}", now)
         else:
             self._acts.append(Say(text=f"{why}: {', '.join(lacking) or 'engines that serve are too few'}; it goes on"))
             self._restart_clock(now)
@@ -338,24 +340,18 @@ class Coordinator:
     def _enter_next(self, phase: Phase | None, now: float) -> bool:
         course = self._known.course
         if phase == "purge":
-            ended = courses.end(self.position, courses.outcome_of(course), course.why)
-            self._finish(courses.enter(ended, phase))
-            self._settle_in(now)
+            self._end(courses.outcome_of(course), course.why, now)
         elif phase is not None:
             self._go(courses.enter(self.position, phase), now)
-        elif course.going == "off":
-            self._end(courses.outcome_of(course), course.why)
         else:
             self._record(courses.leave(self.position))
         return True
 
-    def _end(self, outcome: Outcome, why: str) -> None:
-        self._finish(courses.leave(courses.end(self.position, outcome, why)))
-
-    def _finish(self, position: Position) -> None:
-        assert position.ended is not None
-        self._record(position)
-        self._acts.append(Finish(ended=position.ended))
+    def _end(self, outcome: Outcome, why: str, now: float) -> None:
+        """Nobody waits for what is left to do."""
+        self._go(courses.enter(courses.end(self.position, outcome, why), "purge"), now)
+        assert self.position.ended is not None
+        self._acts.append(Finish(ended=self.position.ended))
 
     def _go(self, position: Position, now: float) -> None:
         self._record(position)
@@ -373,7 +369,8 @@ class Coordinator:
             self._deadline = now + self._limits.command_s
         else:
             self._deadline = now + limit_s(course.phase, course.update.limits)
-            self._due = now + course.update.limits.grace_s if course.phase == "purge" else now
+            purges = course.phase == "purge" and need_of(POOL, self._known, is_due=True) is not None
+            self._due = now + course.update.limits.grace_s if purges else now
 
     def _record(self, position: Position) -> None:
         before = self.position

@@ -6,9 +6,11 @@ Nothing here remembers what was sent. So a machine that was rebuilt from its jou
 from __future__ import annotations
 
 from connectors.types import Role
+from connectors.weights.source import has_waiting_trainer
 from orchestrator.weights.acts import (
     POOL,
     ROUTER,
+    TRAINER,
     Ask,
     ConfirmEpoch,
     Drain,
@@ -22,6 +24,7 @@ from orchestrator.weights.acts import (
     Purge,
     ReadEngine,
     ReadRouter,
+    Release,
     Resume,
     RouterAsk,
     Serve,
@@ -42,13 +45,15 @@ _PAUSED_IN: dict[Phase, tuple[Role, ...]] = {
 
 
 def receivers(known: Knowledge) -> list[str]:
-    return [ROUTER, *known.present(), POOL]
+    return [ROUTER, *known.present(), POOL, TRAINER]
 
 
 def need_of(receiver: str, known: Knowledge, *, is_due: bool) -> Ask | None:
     """`is_due`: the grace time before a purge is over."""
     if receiver == POOL:
         return _pool_need(known) if is_due else None
+    if receiver == TRAINER:
+        return _trainer_need(known)
     if receiver == ROUTER:
         return ReadRouter() if known.router is None else _router_need(known, known.router)
     engine = known.engines[receiver]
@@ -141,7 +146,8 @@ def _publication(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
     }
     if not told:
         return None
-    return PublishEpoch(epoch=target.epoch, version=target.version, instances=told)
+    committed = known.position.committed.epoch
+    return PublishEpoch(epoch=target.epoch, version=target.version, committed=committed, instances=told)
 
 
 def _admission(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
@@ -167,3 +173,11 @@ def _pool_need(known: Knowledge) -> PoolAsk | None:
         is_frozen = course.phase == "confirm" and course.update.strategy == "barrier"
         return Wipe() if is_frozen and POOL not in known.answered else None
     return Purge(epoch=oldest) if course.phase == "purge" else None
+
+
+def _trainer_need(known: Knowledge) -> Release | None:
+    """However the update has ended. Who joins later loads from a peer, so a dead engine holds no trainer up."""
+    course = known.position.course
+    if course is None or course.phase != "purge" or TRAINER in known.answered:
+        return None
+    return Release(source=course.update.source) if has_waiting_trainer(course.update.source) else None

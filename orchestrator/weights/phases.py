@@ -5,7 +5,7 @@
     join      { choose drain pause_prefill pause_decode load confirm publish resume admit } open
 
 Turning back begins at `load` (barrier) or at `choose` (rolling), calling off at `resume`. Capitals: `COMMIT` sends
-nothing, it is the record; the update is finished when `PURGE` begins.
+nothing, it is the record; the update is finished when `PURGE` begins, in which its trainer is released as well.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _STILL: tuple[Phase, ...] = ("prefetch", "hold", "in_flight", "pause_prefill", "
 _SEQUENCES: dict[tuple[Strategy, Going], tuple[Phase, ...]] = {
     ("barrier", "forward"): (*_STILL, *_BARRIER),
     ("barrier", "back"): _BARRIER,
-    ("barrier", "off"): ("resume", "open"),
+    ("barrier", "off"): ("resume", "open", "purge"),
     ("rolling", "forward"): ("prefetch", *_MOVES, "commit", "open", "purge"),
     ("rolling", "back"): (*_MOVES, "commit", "open", "purge"),
-    ("rolling", "off"): ("resume", "admit", "open"),
+    ("rolling", "off"): ("resume", "admit", "open", "purge"),
     ("rolling", "join"): (*_MOVES, "open"),
 }
 AFTER_GROUPS: dict[Going, Phase] = {"forward": "commit", "back": "commit", "join": "open"}

@@ -1,4 +1,4 @@
-"""Carries a coordinator's commands out: to engines, to the router, to the pool. Whatever happens, one event comes back.
+"""Carries a coordinator's commands out: to engines, router, pool and trainer. Whatever happens, one event comes back.
 
 `runner.py` calls it in a thread per command. What a receiver says of its own act is an answer; everything that proves
 neither the one nor the other is a lost outcome, after which the machine reads the receiver back.
@@ -19,6 +19,8 @@ from connectors.engine_client import (
     WeightsAnswer,
 )
 from connectors.pool_client import PoolCallFailed, PoolClient
+from connectors.weights.nixl.client import release
+from connectors.weights.source import FetchError, SourceInfo, numbered
 from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.plan.weights import Limits
 from orchestrator.weights import acts
@@ -51,6 +53,9 @@ class Receivers:
                 case acts.Purge() | acts.Wipe():
                     self._clear_pool(ask)
                     return Answered(order=order)
+                case acts.Release():
+                    self._release(ask)
+                    return Answered(order=order)
                 case acts.ReadRouter() | acts.SetGate() | acts.HandleInFlight() | acts.Drain() | acts.PublishEpoch():
                     with RouterClient(self.plan.router) as router:
                         return _tell_router(router, ask, order)
@@ -75,6 +80,22 @@ class Receivers:
             case acts.Wipe():
                 client.wipe(self._limits.command_s)
 
+    def _release(self, ask: acts.Release) -> None:
+        """A trainer that cannot be told is gone, or goes on when its own time is over."""
+        try:
+            release(ask.source, self._limits.command_s)
+        except FetchError as error:
+            _log.info("version %s: its trainer was not released: %s", ask.source["version"], error)
+
+    def _source_for(self, engine: EnginePlan, source: SourceInfo) -> SourceInfo:
+        """The ranks of all engines are numbered in the plan's order, so that an engine has the same numbers in every
+        load and plans its reads once."""
+        engines = self.plan.engines
+        before = engines[: engines.index(engine)]
+        return numbered(
+            source, first_reader=sum(each.ranks for each in before), readers=sum(each.ranks for each in engines)
+        )
+
     def _tell_engine(self, engine: EnginePlan, ask: EngineAsk, order: Order) -> Event:
         """Raises `EngineCallFailed`."""
         given = CommandOrder(**order._asdict())
@@ -89,25 +110,26 @@ class Receivers:
                 case acts.ConfirmEpoch():
                     client.confirm_epoch(ask.instance, ask.epoch, given)
                 case acts.Prefetch():
-                    return self._prefetch(client, ask, order)
+                    return self._prefetch(client, ask, self._source_for(engine, ask.source), order)
                 case acts.Serve():
                     return _verdict(order, client.serve_weights(ask.instance, given))
                 case acts.Load():
                     options = LoadOptions(mode=ask.mode, limit_s=ask.limit_s)
-                    return _verdict(order, client.load_weights(ask.instance, ask.source, given, options))
+                    source = self._source_for(engine, ask.source)
+                    return _verdict(order, client.load_weights(ask.instance, source, given, options))
         return Answered(order=order)
 
-    def _prefetch(self, client: EngineClient, ask: acts.Prefetch, order: Order) -> Event:
+    def _prefetch(self, client: EngineClient, ask: acts.Prefetch, source: SourceInfo, order: Order) -> Event:
         """The engine answers at once, and then has to be asked how far it is."""
         deadline = time.monotonic() + self._limits.prefetch_s
         options = LoadOptions(limit_s=self._limits.prefetch_s)
-        answer = client.prefetch_weights(ask.instance, ask.source, CommandOrder(**order._asdict()), options)
+        answer = client.prefetch_weights(ask.instance, source, CommandOrder(**order._asdict()), options)
         while answer.ok and any(rank.phase == "prefetching" for rank in answer.ranks):
             if time.monotonic() > deadline:
                 return OutcomeLost(order=order)
             time.sleep(LOOK_EVERY_S)
             answer = client.weights()
-        unready = [rank for rank in answer.ranks if rank.prefetched != ask.source["version"]]
+        unready = [rank for rank in answer.ranks if rank.prefetched != source["version"]]
         if not answer.ok or not unready:
             return _verdict(order, answer)
         return Answered(order=order, error=unready[0].error or "the copy was given up")
@@ -152,5 +174,5 @@ def _tell_router(router: RouterClient, ask: RouterAsk, order: Order) -> Event:
             if legs and ask.draining and ask.timeout_s:
                 return Answered(order=order, error=f"{legs} requests still run on {ask.name}")
         case acts.PublishEpoch():
-            router.publish(ask.epoch, ask.version, ask.instances, order)
+            router.publish(ask.epoch, ask.version, ask.instances, order, committed=ask.committed)
     return Answered(order=order)

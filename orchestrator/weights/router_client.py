@@ -86,10 +86,10 @@ class RouterClient:
         answer = self._command(path, order, timeout_s, draining=draining, timeout_s=timeout_s)
         return int(answer["legs_in_flight"])
 
-    def publish(self, epoch: int, version: str, instances: Mapping[str, str], order: Order) -> None:
+    def publish(self, epoch: int, version: str, instances: Mapping[str, str], order: Order, *, committed: int) -> None:
         """Tell who holds these weights: instances by replica."""
         replicas = [{"name": name, "instance": instance} for name, instance in instances.items()]
-        self._command("/epochs", order, 0.0, epoch=epoch, version=version, replicas=replicas)
+        self._command("/epochs", order, 0.0, epoch=epoch, version=version, committed=committed, replicas=replicas)
 
     def _command(self, path: str, order: Order, within_s: float, **fields: object) -> dict[str, Any]:
         return self._call("POST", path, {**fields, **order._asdict()}, within_s)

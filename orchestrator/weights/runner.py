@@ -18,6 +18,10 @@ from orchestrator.weights.journal import Journal
 from orchestrator.weights.machine import Coordinator
 from orchestrator.weights.words import Position
 
+HELD_UP_S = 1.0
+"""Between two looks at the answers. Whatever comes on top, a disk that does not write for instance, is no time in which
+anybody could be late."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -39,6 +43,8 @@ class Runner:
         self._carry_out = carry_out
         self._restart = restart
         self._answers: SimpleQueue[Event] = SimpleQueue()
+        self._looked_at = time.monotonic()
+        self._held_up_s = 0.0
 
     @property
     def position(self) -> Position:
@@ -47,7 +53,7 @@ class Runner:
     def take(self, event: Event) -> None:
         """Raises `UpdateRefused` as the machine does, and `CoordinatorReplaced` where another one acts now: then this
         one must not go on, and neither must it after any other exception."""
-        for act in self._coordinator.step(event, time.monotonic()):
+        for act in self._coordinator.step(event, self._now()):
             match act:
                 case acts.Record():
                     self._journal.record(act.position)
@@ -64,13 +70,21 @@ class Runner:
 
     def turn(self, at_most_s: float) -> None:
         """Wait for one answer, or for the time that the machine wants to be woken; then let it go on."""
-        now = time.monotonic()
+        now = self._now()
         wait_s = max(0.0, min(at_most_s, self._coordinator.wake_at(now) - now))
         try:
             event = self._answers.get(timeout=wait_s)
         except Empty:
             event = Ticked()
+        self._now(waited_s=wait_s)
         self.take(event)
+
+    def _now(self, waited_s: float = 0.0) -> float:
+        """The machine's time: it stands still while this thread is held up, since answers wait unread then."""
+        now = time.monotonic()
+        self._held_up_s += max(0.0, now - self._looked_at - waited_s - HELD_UP_S)
+        self._looked_at = now
+        return now - self._held_up_s
 
     def _remark(self, text: str) -> None:
         _log.warning("%s", text)

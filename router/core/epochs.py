@@ -24,8 +24,11 @@ class Epochs:
         self._first: dict[str, int] = {}
         """The first epoch of each version."""
 
-    def commit(self, epoch: int, version: str) -> None:
-        """Make an epoch known; saying the same again changes nothing."""
+    def commit(self, epoch: int, version: str, *, committed: int | None = None) -> None:
+        """Make an epoch known; saying the same again changes nothing. Versions that were first served after the epoch
+        `committed` were never committed: nothing counts as at least those any more."""
+        if committed is not None and committed + 1 < epoch:
+            self._first = {name: first for name, first in self._first.items() if not committed < first < epoch}
         if self._versions.setdefault(epoch, version) == version:
             self._first[version] = min(epoch, self._first.get(version, epoch))
         while len(self._versions) > _KEPT:
@@ -36,11 +39,6 @@ class Epochs:
 
     def version_of(self, epoch: int) -> str:
         return self._versions.get(epoch, "")
-
-    @property
-    def current(self) -> int | None:
-        """The newest epoch; None before the first."""
-        return max(self._versions, default=None)
 
     def first_with(self, version: str) -> int | None:
         """The epoch from which on "at least this version" is served; None while the version is unknown."""

@@ -8,8 +8,12 @@ from typing import Literal
 import msgspec
 
 from router.core.asks import Grant, Refusal
-from router.core.split import Route
+from router.core.split import ClientBody, Route
 from router.core.table import LegFailure
+
+HowInterrupted = Literal["abort", "readmit", "keep", "asked", "shutdown"]
+"""abort, readmit, keep: what the control plane does with running requests before new weights come. asked: someone named
+this request's id. shutdown: the router ends, and can wait no longer."""
 
 
 class Arrived(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +23,8 @@ class Arrived(msgspec.Struct, frozen=True, kw_only=True):
     """Unique in this router, in the order of arrival."""
     sample_of: Arrived | None = None
     """The client's request, of which this is one sample: it has that one's place in the line and shares its session."""
+    sample: ClientBody | None = None
+    """What this sample asks for, in place of `body`."""
     route: Route
     path: str
     """The route's path; the same on the engines."""
@@ -87,9 +93,7 @@ class Thawed(msgspec.Struct, frozen=True):
 class Interrupted(msgspec.Struct, frozen=True):
     """The request must not go on as it is."""
 
-    how: Literal["abort", "readmit", "keep", "asked"]
-    """abort, readmit, keep: what the control plane does with running requests before new weights come. asked: someone
-    named this request's id."""
+    how: HowInterrupted
 
 
 Event = (

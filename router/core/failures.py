@@ -16,6 +16,7 @@ FAILURE_STATUS: dict[LegFailure, int] = {
 ABORTED_STATUS = 499
 """What nginx writes down for a client that closed its request; here somebody closed it on the client's behalf."""
 ASKED_TO_END = "the request was aborted"
+SHUTTING_DOWN = "the router is shutting down: send the request again"
 INTERRUPTED = "new weights are being installed and running requests are ended: send the request again"
 
 

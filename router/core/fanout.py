@@ -39,25 +39,20 @@ def samples_per_prompt(body: ClientBody) -> int:
 
 def has_several(body: ClientBody) -> bool:
     """Samples or prompts."""
-    return samples_per_prompt(body) > 1 or (
-        body.route == "completions" and count_prompts(body.fields.get("prompt")) > 1
-    )
+    return samples_per_prompt(body) > 1 or _count_prompts(body, at_most=2) > 1
 
 
 def samples(body: ClientBody, *, limit: int) -> list[ClientBody] | None:
     """One body per sample, in index order; None where there is one sample of one prompt."""
-    each = samples_per_prompt(body)
-    prompts = _prompts(body)
-    total = each * max(1, len(prompts))
+    each, prompts = samples_per_prompt(body), _count_prompts(body, at_most=limit + 1)
+    total = each * max(1, prompts)
     if total == 1:
         return None
     if total > limit:
-        message = (
-            f"{each} samples of {max(1, len(prompts))} prompts are {total}, at most {limit}: send several requests"
-        )
+        message = f"samples of all prompts must be at most {limit} together: send several requests"
         raise RequestRefused(message, param="n" if each > 1 else "prompt")
-    one_or_more: list[msgspec.Raw | None] = [*prompts] or [None]
-    return [_one(body, prompt, sample) for prompt in one_or_more for sample in range(each)]
+    texts: list[msgspec.Raw | None] = [*LIST.decode(body.fields["prompt"])] if prompts > 1 else [None]
+    return [_one(body, prompt, sample) for prompt in texts for sample in range(each)]
 
 
 def merge_samples(replies: Sequence[bytes], *, per_prompt: int, label: bytes | None = None) -> bytes | None:
@@ -150,15 +145,14 @@ def _event(text: bytes) -> bytes:
     return b"data: %b\n\n" % text
 
 
-def _prompts(body: ClientBody) -> list[msgspec.Raw]:
-    """The prompts of a list of them; empty where the body has one, or none."""
-    prompt = body.fields.get("prompt") if body.route == "completions" else None
-    return LIST.decode(prompt) if prompt is not None and count_prompts(prompt) > 1 else []
+def _count_prompts(body: ClientBody, *, at_most: int) -> int:
+    return count_prompts(body.fields.get("prompt"), at_most=at_most) if body.route == "completions" else 1
 
 
 def _one(body: ClientBody, prompt: msgspec.Raw | None, sample: int) -> ClientBody:
-    fields = body.fields.copy()
+    fields, size = body.fields.copy(), body.size
     if prompt is not None:
+        size += len(memoryview(prompt)) - len(memoryview(fields["prompt"]))
         fields["prompt"] = prompt
     sampling = fields if body.route != "generate" else (body.sampling or {}).copy()
     if "n" in sampling:
@@ -172,9 +166,7 @@ def _one(body: ClientBody, prompt: msgspec.Raw | None, sample: int) -> ClientBod
     if body.route == "generate":
         fields[SAMPLING_FIELD] = msgspec.Raw(msgspec.json.encode(sampling))
     # The label is of the whole reply.
-    return msgspec.structs.replace(
-        body, fields=fields, sampling=sampling, raw=msgspec.json.encode(fields), wants_label=False
-    )
+    return msgspec.structs.replace(body, fields=fields, sampling=sampling, size=size, wants_label=False)
 
 
 def _choices(parts: list[Body], per_prompt: int) -> list[Body]:

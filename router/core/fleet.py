@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from router.core.asks import LegEnd, Reason
+from router.core.asks import LegEnd, LegOutcome, Reason
 from router.core.breaker import Breaker, BreakerRules
 from router.core.load import LoadIndex
 from router.core.policies import NOBODY, ChoiceContext, make_policy
@@ -21,6 +21,7 @@ from router.core.table import HealthRules, Member, ProbeFailure
 from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 
 ROLES: tuple[EngineRole, ...] = ("prefill", "decode", "colocated")
+_ANSWERED: tuple[LegOutcome, ...] = ("ok", "client_error", "engine_error")
 
 
 class Reservation:
@@ -76,7 +77,7 @@ class Fleet:
     def __init__(self, settings: RouterSettings) -> None:
         self._rules = HealthRules(
             probe_failures=settings.probe_failures,
-            busy_window_s=settings.probe_interval_s + settings.probe_timeout_s,
+            silence_limit_s=settings.silence_limit_s,
             max_legs=settings.max_legs_per_replica,
             breaker=BreakerRules(
                 failures=settings.leg_failures, open_s=settings.breaker_open_s, max_open_s=settings.breaker_max_open_s
@@ -181,13 +182,12 @@ class Fleet:
             self._lose_sessions(member)
         if not member.alive:
             # Again with each failed probe: a stream that went on when the replica was lost may have fallen silent.
-            silent = not member.is_sending(now)
-            self._tell_loss(ReplicaLost(replica=name, instance=member.instance, silent=silent))
+            self._tell_loss(ReplicaLost(replica=name, instance=member.instance, silent=member.is_silent(now)))
 
     def byte_seen(self, name: str, now: float) -> None:
         member = self.members.get(name)
         if member is not None:
-            member.last_byte = now
+            member.heard_at = now
 
     # -- what may be chosen --------------------------------------------------------------------------------
 
@@ -259,6 +259,8 @@ class Fleet:
         member.legs -= 1
         assert member.tokens >= 0, f"tokens of {member.name} below 0"
         assert member.legs >= 0, f"legs of {member.name} below 0"
+        if end.outcome in _ANSWERED:
+            member.heard_at = now
         if end.outcome == "ok":
             self._learn(reservation, end)
         if failure is None:

@@ -57,6 +57,7 @@ from router.core.failures import (
     ASKED_TO_END,
     FAILURE_STATUS,
     INTERRUPTED,
+    SHUTTING_DOWN,
     failed,
     passed_on,
     unserved,
@@ -92,7 +93,7 @@ class Flow(Moves):
         self._arrival = event
         self._deadline = event.deadline if event.deadline is not None else now + self._rules.request_timeout_s
         try:
-            self._body = parse_body(
+            self._body = event.sample or parse_body(
                 event.body,
                 route=event.route,
                 session_header=event.session_header,
@@ -266,6 +267,8 @@ class Flow(Moves):
         """Someone other than the client ends the request, or has it run again under the next weights."""
         if event.how == "asked":
             return self._stop(ABORTED_STATUS, ASKED_TO_END, now)
+        if event.how == "shutdown":
+            return self._stop(503, SHUTTING_DOWN, now)
         if event.how == "keep":
             # Between its legs as well: the second one may still be sent before the engines pause.
             self.legs.making.kept |= self.legs.live is not None or self.state == "asking_second"

@@ -1,9 +1,9 @@
 """The router's switch towards the engines, and the order of the commands that move it.
 
 open: all goes. holding: no new request and no fresh attempt starts, second legs of running ones still go.
-frozen: nothing is sent, and nothing is closed. A router starts frozen, until the control plane tells it otherwise: it
-can't know which weights the engines hold. `io/admin.py` moves it, `dispatcher.py` asks it before each leg, `flow.py`
-before it closes one.
+frozen: nothing is sent, and nothing is closed. Where a hold keeps what runs, nothing is closed either. A router starts
+frozen, until the control plane tells it otherwise: it can't know which weights the engines hold. `io/admin.py` moves
+it, `dispatcher.py` asks it before each leg, `flow.py` before it closes one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ class Gate:
 
     def __init__(self) -> None:
         self.state: GateState = "frozen"
+        self.keeps = False
+        """What runs lives through this hold, until the gate opens: engines are paused under it, also while the second
+        legs of others still go."""
         self.order: Order = (0, 0, 0)
         """Of the newest command that was taken."""
 
@@ -37,6 +40,7 @@ class Gate:
 
     def set(self, state: GateState) -> None:
         self.state = state
+        self.keeps = self.keeps and state != "open"
 
     @property
     def may_start(self) -> bool:
@@ -51,4 +55,4 @@ class Gate:
     @property
     def may_close(self) -> bool:
         """May a leg be ended? An abort that reaches a paused engine can kill it (field case A27)."""
-        return self.state != "frozen"
+        return self.state != "frozen" and not self.keeps

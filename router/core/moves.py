@@ -73,7 +73,7 @@ class Moves:
             serial=self._asks,
             session=self._session,
             session_lasts=self._body.session_id is not None,
-            tokens=len(self._arrival.body) // _BYTES_PER_TOKEN + 1,
+            tokens=self._body.size // _BYTES_PER_TOKEN + 1,
             avoid=self._avoid,
             handoff_epoch=handoff_epoch,
             min_version=self._arrival.min_version,

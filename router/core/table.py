@@ -31,9 +31,9 @@ class HealthRules:
     """When a replica counts as down."""
 
     probe_failures: int
-    """Failed probes in a row that take a replica out."""
-    busy_window_s: float
-    """A replica that sent bytes for an open request this recently is not judged by slow probes."""
+    """Refused probes in a row that take a replica out."""
+    silence_limit_s: float
+    """A replica of which nothing was heard for so long hangs."""
     breaker: BreakerRules
     max_legs: int | None
     """Legs in flight that a replica takes; None: any number."""
@@ -61,7 +61,8 @@ class Member:
     alive: bool = False
     """What its probes say."""
     probes_failed: int = 0
-    last_byte: float = float("-inf")
+    heard_at: float = float("-inf")
+    """When it last answered a probe or sent bytes for a leg."""
 
     sessions: int = 0
     """Sessions pinned here."""
@@ -91,19 +92,21 @@ class Member:
             return self.legs == 0
         return self.rules.max_legs is None or self.legs < self.rules.max_legs
 
-    def is_sending(self, now: float) -> bool:
-        """Did it send bytes for an open request within the busy window?"""
-        return now - self.last_byte <= self.rules.busy_window_s
+    def is_silent(self, now: float) -> bool:
+        """Was nothing heard of it for too long?"""
+        return now - self.heard_at >= self.rules.silence_limit_s
 
     def probe_passed(self, now: float) -> None:
         """One good probe is enough to bring a replica back, once its breaker has rested."""
         self.probes_failed = 0
         self.alive = True
+        self.heard_at = now
         self.breaker.probe_passed(now)
 
     def probe_failed(self, failure: ProbeFailure, now: float) -> None:
-        """Count a failed probe. A slow one says nothing about a replica that is busy sending."""
-        if failure == "slow" and self.is_sending(now):
+        """Take the replica out if it refused too often, or hangs: a slow probe alone says only that it is busy."""
+        if failure == "slow":
+            self.alive = self.alive and not self.is_silent(now)
             return
         self.probes_failed += 1
         if self.probes_failed >= self.rules.probe_failures:

@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from router.core.events import HowInterrupted
 from router.core.finished import AuditOutcome, FinishedRequest
 from router.core.gate import GateState, Order
 from router.core.replies import Reply, error_reply, json_reply
@@ -25,7 +26,7 @@ from router.io.desk import Desk
 from router.io.metrics import Metrics
 from router.io.poller import Poller
 from router.io.public import not_found
-from router.io.serving import HowInterrupted, RunningLeg, Told
+from router.io.serving import RunningLeg, Told
 from router.settings import EngineRole, check_engine_url
 
 _log = logging.getLogger(__name__)
@@ -81,6 +82,8 @@ class _ConfirmedReplica(msgspec.Struct, forbid_unknown_fields=True, kw_only=True
 class _CommitEpoch(_Command, kw_only=True):
     epoch: _Number
     version: Annotated[str, msgspec.Meta(min_length=1)]
+    committed: _Number | None = None
+    """Epochs between this one and `epoch` were given up, and so were their versions; left out: none was."""
     replicas: list[_ConfirmedReplica] | None = None
     """Who holds these weights, confirmed; left out: every replica of the router."""
 
@@ -217,7 +220,7 @@ class AdminRoutes:
                 message = f"{each.name} is in epoch {member.epoch} already; an older one never comes back"
                 return _respond(error_reply(409, message, "epoch"))
         self._dispatcher.gate.take(asked.order)
-        self._dispatcher.epochs.commit(asked.epoch, asked.version)
+        self._dispatcher.epochs.commit(asked.epoch, asked.version, committed=asked.committed)
         for each in confirmed:
             self._fleet.members[each.name].instance = each.instance or self._fleet.members[each.name].instance
             self._fleet.confirm(each.name, asked.epoch)

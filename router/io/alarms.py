@@ -37,10 +37,13 @@ class Alarms:
 
     def _sweep(self) -> None:
         now = time.monotonic()
-        for sleeper in [each for each, at in self._at.items() if at <= now]:
-            if self._at.get(sleeper, now + 1) <= now:
-                del self._at[sleeper]
-                sleeper.time_reached()
-        self._sweeping = bool(self._at)
-        if self._sweeping:
-            self._loop.call_later(RESOLUTION_S, self._sweep)
+        try:
+            for sleeper in [each for each, at in self._at.items() if at <= now]:
+                if self._at.get(sleeper, now + 1) <= now:
+                    del self._at[sleeper]
+                    sleeper.time_reached()
+        finally:
+            # Whatever becomes of one sleeper, the others are woken.
+            self._sweeping = bool(self._at)
+            if self._sweeping:
+                self._loop.call_later(RESOLUTION_S, self._sweep)

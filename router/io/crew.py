@@ -23,13 +23,14 @@ from typing import Any, TypeVar
 import msgspec
 
 from router.core.asks import Grant, LegEnd, Refusal
+from router.core.events import HowInterrupted
 from router.core.finished import FinishedRequest
 from router.core.fleet import ReplicaLost
 from router.core.gate import GateState
 from router.io import wire
 from router.io.desk import Desk
 from router.io.metrics import Counts, Metrics, add_up, render
-from router.io.serving import HowInterrupted, RunningLeg, Told
+from router.io.serving import RunningLeg, Told
 from router.io.start import StartError
 from router.settings import RouterSettings
 

@@ -84,7 +84,7 @@ class ExchangeTools:
     numbers: Iterator[int]
     """Request numbers, in the order of arrival."""
     tell_bytes_every_s: float
-    """How often a stream tells that its replica is sending: well within the window in which that counts."""
+    """How often a stream tells that its replica is sending: well within the time after which one counts as silent."""
 
 
 class Exchange:
@@ -324,7 +324,7 @@ class Exchange:
         # By the client's id the samples can be aborted.
         request = msgspec.structs.replace(self.request, asked_id=self.client_request_id)
         self._gathering = Gathering(self, request, self._tools, command, begin)
-        self._gathering.start_all()
+        self._gathering.start()
 
     # -- helpers -------------------------------------------------------------------------------------------
 

@@ -26,7 +26,8 @@ class Poller:
     """Runs as long as its context."""
 
     def __init__(self, settings: RouterSettings, desk: Desk, upstream: Upstream) -> None:
-        self._settings = settings
+        self._interval_s = settings.probe_interval_s
+        self._patience_s = min(settings.probe_timeout_s, settings.silence_limit_s)
         self._desk = desk
         self._fleet = desk.dispatcher.fleet
         self._upstream = upstream
@@ -75,7 +76,7 @@ class Poller:
     async def _probe(self, name: str) -> None:
         while True:
             member = self._probed[name] = self._fleet.members[name]
-            found = await self._upstream.probe(member.url, self._settings.probe_timeout_s)
+            found = await self._upstream.probe(member.url, self._patience_s)
             now = time.monotonic()
             if self._fleet.members.get(name) is not member:
                 continue  # another life of it was announced meanwhile
@@ -86,7 +87,7 @@ class Poller:
             else:
                 _log.warning("%s at %s is another instance now: %s", name, member.url, found.instance)
             self._say_if_changed(name, found if isinstance(found, str) else None)
-            await asyncio.sleep(self._settings.probe_interval_s)
+            await asyncio.sleep(self._interval_s)
 
     def _say_if_changed(self, name: str, failure: str | None) -> None:
         """One line per change, also for what failed legs changed since the last probe."""

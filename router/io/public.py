@@ -17,10 +17,11 @@ from typing import Annotated
 
 import msgspec
 
+from router.core.errors import RequestRefused
 from router.core.events import Arrived
 from router.core.finished import REPLAY_HEADER, FinishedRequests
 from router.core.replies import Reply, error_reply, json_reply
-from router.core.split import ROUTE_OF_PATH
+from router.core.split import ROUTE_OF_PATH, read_object
 from router.io.exchange import CLIENT_GONE, Exchange, ExchangeTools
 from router.io.http1.message import Request
 from router.io.http1.server import Exchange as Watcher
@@ -161,6 +162,11 @@ class PublicPort:
 
     async def _ask_any(self, request: Request) -> Reply:
         """Pass a request that generates nothing to the usable engines in turn, to the next one where one fails."""
+        if request.method == "POST":
+            try:
+                read_object(request.body)
+            except RequestRefused as refused:
+                return error_reply(400, refused.message, refused.param)
         path = request.path + (f"?{request.query}" if request.query else "")
         urls = await self._overview.usable_urls()
         first = next(self._turns) % len(urls) if urls else 0

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 from router.core.asks import Grant, Refusal
-from router.core.events import Interrupted, Thawed
+from router.core.events import HowInterrupted, Interrupted, Thawed
 from router.core.finished import FinishedRequest, FinishedRequests
 from router.core.fleet import ReplicaLost
 from router.core.gate import Gate, GateState
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 _LOOK_EVERY_S = 0.02
 _FENCE_TIMEOUT_S = 5.0
 _NO_FENCE = (404, 405)
-
-HowInterrupted = Literal["abort", "readmit", "keep", "asked"]
 
 
 class RunningLeg(msgspec.Struct, frozen=True):
@@ -114,9 +112,15 @@ class Serving:
         """Tell the open requests, or those with this id, that they must not go on as they are."""
         told = [each for each in self.open.values() if request_id is None or each.client_request_id == request_id]
         legs = [_running(each.leg) for each in told if each.leg is not None]
+        self.gate.keeps = self.gate.keeps or how == "keep"
         for exchange in told:
             exchange.feed(Interrupted(how))
         return Told(len(told), legs)
+
+    def shut_down(self) -> None:
+        """The router ends and can wait no longer: tell all open requests."""
+        for exchange in tuple(self.open.values()):
+            exchange.feed(Interrupted("shutdown"))
 
     async def running(self) -> list[RunningLeg]:
         return [_running(leg) for leg in self._upstream.legs()]

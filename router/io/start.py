@@ -96,7 +96,7 @@ def exchange_tools(
         loop=loop,
         alarms=Alarms(loop),
         numbers=numbers,
-        tell_bytes_every_s=(settings.probe_interval_s + settings.probe_timeout_s) / 8,
+        tell_bytes_every_s=settings.silence_limit_s / 8,
     )
 
 

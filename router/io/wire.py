@@ -13,10 +13,11 @@ from typing import Any, cast
 import msgspec
 
 from router.core.asks import Ask, Grant, LegEnd, Refusal
+from router.core.events import HowInterrupted
 from router.core.fleet import ReplicaLost
 from router.core.gate import GateState
 from router.io.metrics import Counts
-from router.io.serving import HowInterrupted, RunningLeg
+from router.io.serving import RunningLeg
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True):

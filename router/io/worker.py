@@ -129,7 +129,7 @@ class Worker:
             teller = loop.create_task(self._tell_counts())
             await self._stop.wait()
             teller.cancel()
-            await server.drain(0.0 if self._abandoned else settings.shutdown_grace_s)
+            await server.drain(0.0 if self._abandoned else settings.shutdown_grace_s, self._serving.shut_down)
             self._link.send(wire.Counted(self._counted.counts()))
             await asyncio.sleep(0)
         self._link.close()

@@ -79,7 +79,9 @@ class StubEngine:
     fail_first: int = 0
     """So many requests get `status`, the others 200; 0: all."""
     silent: bool = False
-    """Take requests and never answer."""
+    """Take requests and never answer; probes are answered."""
+    lives: asyncio.Event = field(default_factory=_set_event)
+    """Clear: it hangs. Its connections stay open and nothing comes over them, not even answers to probes."""
     drop: bool = False
     """Close the connection without a reply."""
     drop_reused: bool = False
@@ -186,6 +188,7 @@ class StubEngine:
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        await self.lives.wait()
         if self.fence is not None and request.headers.get("Authorization") != f"Bearer {self.token}":
             return _respond(error_answer(401, "authentication_error", "this engine needs the job's bearer token"))
         return await handler(request)
@@ -248,6 +251,7 @@ class StubEngine:
             _abort(request)
         await self.answers.wait()
         await asyncio.sleep(self.latency_s)
+        await self.lives.wait()
         if self.status != 200 and (not self.fail_first or len(self.requests) <= self.fail_first):
             default = json.dumps({"error": {"message": f"{self.name} says no", "code": self.status}}).encode()
             return web.Response(
@@ -325,6 +329,7 @@ class StubEngine:
                 "choices": [self._choice(record, token, delta=True)],
                 **self.extra,
             }
+            await self.lives.wait()
             self.sent_at.append(time.monotonic())
             await response.write(b"data: " + json.dumps(chunk).encode() + b"\n\n")
             await asyncio.sleep(self.token_s)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-Architecture = Literal["qwen3", "qwen3_tied", "llama", "qwen3_moe"]
+Architecture = Literal["qwen3", "qwen3_tied", "llama_biased", "qwen3_moe"]
 
 LAYERS = 4
 HIDDEN = 128
@@ -70,7 +70,7 @@ def _write_weights(out: Path, vocabulary: int, seed: int, architecture: Architec
         for name, parameter in model.named_parameters():
             if name.endswith("q_norm.weight"):
                 parameter.mul_(QUERY_SCALE)
-            elif parameter.dim() > 1:
+            elif parameter.dim() > 1 or name.endswith(".bias"):
                 parameter.normal_(std=HIDDEN**-0.5)
     model.save_pretrained(out)
 
@@ -91,8 +91,8 @@ def _config(vocabulary: int, architecture: Architecture, layers: int) -> Any:
         "eos_token_id": vocabulary - 1,
         "dtype": "float32",
     }
-    if architecture == "llama":
-        return transformers.LlamaConfig(**sizes)
+    if architecture == "llama_biased":
+        return transformers.LlamaConfig(**sizes, attention_bias=True, mlp_bias=True)
     if architecture == "qwen3_moe":
         experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": HIDDEN, "norm_topk_prob": True}
         return transformers.Qwen3MoeConfig(**sizes, **experts, decoder_sparse_step=1)

@@ -33,8 +33,9 @@ class Rank:
         """Why loads fail before anything is written; empty: they do not."""
         self.gone: set[str] = set()
         """Transports from which nothing can be loaded."""
-        self.loads: list[tuple[str, str | None]] = []
-        """Transport and mode of each."""
+        self.prefetches: list[dict[str, Any]] = []
+        self.loads: list[dict[str, Any]] = []
+        """The commands, as they came."""
 
     async def collective_rpc(self, method: str, timeout: float, args: tuple[Any, ...]) -> list[Any]:
         report = self.report
@@ -50,12 +51,13 @@ class Rank:
         report, version = self.report, command["source"].get("version")
         report.call = command["call"]
         if command["name"] == "prefetch":
+            self.prefetches.append(command)
             report.phase, report.prefetched = "prefetched", version
         elif command["name"] == "serve":
             report.served = {"transport": "nixl", "version": report.version, "host": "127.0.0.1", "port": 1}
         elif command["name"] == "load":
             transport = command["source"]["transport"]
-            self.loads.append((transport, command["mode"]))
+            self.loads.append(command)
             error = f"{transport}: nothing is there" if transport in self.gone else self.fails
             report.ok, report.error, report.served = not error, error, None
             report.version = report.version if error else version

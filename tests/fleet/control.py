@@ -4,7 +4,7 @@ updates. It can be killed and started again."""
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
@@ -101,13 +101,19 @@ class Control:
         """
         if weights is None:
             weights = (weights_of(self.served()[0]) + 1) % WEIGHTS
-        version = version_name(weights, next(self._pushes))
-        source = {"transport": "path", "path": str(checkpoint or weight_sets()[weights])}
-        body = {"version": version, "source": source, **options}
-        reply = self._http.post(f"/jobs/{self.job}/weights", json=body)
+        path = str(checkpoint or weight_sets()[weights])
+        return self.push_source({"transport": "path", "version": self.new_version(weights), "path": path}, **options)
+
+    def new_version(self, weights: int) -> str:
+        return version_name(weights, next(self._pushes))
+
+    def push_source(self, source: Mapping[str, Any], **options: str) -> Push:
+        """As `push`, of a version that has its name already."""
+        reply = self._http.post(f"/jobs/{self.job}/weights", json={"source": source, **options})
         if reply.status_code == 409:
             raise UpdateFailed(f"refused: {reply.json()['error']['message']}")
-        return Push(number=reply.raise_for_status().json()["number"], version=version, weights=weights)
+        version = str(source["version"])
+        return Push(number=reply.raise_for_status().json()["number"], version=version, weights=weights_of(version))
 
     def outcome(self, push: Push) -> tuple[str, str]:
         """How it ended, and why so. Blocking."""

@@ -32,7 +32,7 @@ def fleet_table(name: str = NAME, pairs: int = 2, model: Path | None = None) -> 
         ROUTER_PORT,
         roles=roles,
         handoff={"lease": LEASE_S},
-        weights={"limits": {"grace": GRACE_S, "command": 60}},
+        weights={"transport": "nixl", "limits": {"grace": GRACE_S, "command": 60}},
         audit={"share": 1},
         monitoring={"enabled": False},
     )

@@ -16,7 +16,9 @@ from tests.fleet.control import PORT, TOKEN, Control
 from tests.fleet.expected import OTHER, SAME, expected, weight_sets
 from tests.fleet.job import NAME, serves
 from tests.fleet.traffic import check, complete, difference, logprobs, traffic
-from tests.fleet.versions import version_name, weights_of
+from tests.fleet.versions import WEIGHTS, version_name, weights_of
+from tests.stack.weights import nixl_trainer
+from tests.stack.weights.programs import Program
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
 
@@ -76,6 +78,20 @@ def test_an_update_that_hangs_is_cancelled(job: dict[str, Any], control: Control
     wait_until("the router serves again", lambda: complete(job, 0, "again").status == 200)
     assert serves(job, control, version) == epoch
     assert difference(expected(weights_of(version)), logprobs(job)) < SAME
+
+
+def test_a_trainer_is_read_in_place_and_hears_when_it_may_go_on(job: dict[str, Any], control: Control) -> None:
+    weights = (weights_of(control.served()[0]) + 1) % WEIGHTS
+    trainer = Program(nixl_trainer.run, weight_sets()[weights], control.new_version(weights), environment={})
+    try:
+        source = trainer.hear("published")
+        trainer.tell("wait", None, 10 * CALL_TIMEOUT_S)
+        control.wait_committed(control.push_source(source))
+        assert trainer.hear("done") == 0, "no reader was cut off"
+    finally:
+        trainer.stop()
+    serves(job, control, source["version"])
+    assert difference(expected(weights), logprobs(job)) < SAME
 
 
 def test_an_engine_that_is_killed_loads_what_is_served_from_its_peer(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
-from orchestrator.weights.acts import Load, Pause
+from orchestrator.weights.acts import Load, Pause, Resume
 from tests.model.coordinator import Event
-from tests.model.engine import Block, Engine, LoadEnd, obey
+from tests.model.engine import Block, Engine, LoadEnd, Obeyed, obey
 from tests.model.fleet import ENGINES, NUMBER
 from tests.model.invariants import check_fences, check_saved, check_written
 from tests.model.plain import freeze, read
@@ -24,6 +25,10 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
     legs = len(legs_at(state, number))
     at_once = model.removed == "pause answer before the next step"
     drops = command.ask[0] is Pause and read(command.ask).drops_handoffs
+    quiet = [(drops or is_quiet(state, number)) and not at_once]
+    if drops and model.setup.fault == "cancel":
+        # A slow save holds it up as well. Only a fleet that is called off resumes meanwhile.
+        quiet.append(False)
     ends: list[LoadEnd] = ["done"]
     brought = None
     if command.ask[0] is Load:
@@ -31,16 +36,16 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
         ends = ["untouched"] if brought is None else ends
         if model.setup.fault == "load" and state.faults:
             ends += ["untouched", "torn"]
-    for end in ends:
+    for end, is_ended_at_once in product(ends, quiet):
         done = obey(
             engine._replace(blocks=frozenset()), number, command.attempt, command.ask, legs=legs,
-            is_quiet=(drops or is_quiet(state, number)) and not at_once, end=end, brought=brought or "",
+            is_quiet=is_ended_at_once, end=end, brought=brought or "",
             hears_all_ranks=model.removed != "verdict from all ranks",
         )  # fmt: skip
         if done.is_written:
             check_written(number, legs, is_paused=engine.paused == "yes")
-        after = with_engine(state, number, done.engine._replace(blocks=engine.blocks))
-        after = _without_leases(after, number) if drops and done.is_taken else after
+        after = with_engine(state, number, _dropping(model, done.engine._replace(blocks=engine.blocks), command, done))
+        after = without_leases(after, number) if drops and done.is_taken else after
         after = opened(model, after, number) if done.engine.is_open and not engine.is_open else after
         if end != ends[0]:
             after = after._replace(faults=0)
@@ -58,7 +63,19 @@ def at_engine(model: Model, state: State, command: Late, *, is_awaited: bool) ->
             yield f"{text}: begins", after._replace(taken=taken)
 
 
-def _without_leases(state: State, number: int) -> State:
+def _dropping(model: Model, engine: Engine, command: Late, done: Obeyed) -> Engine:
+    """With what a pause or a resume that was obeyed does to the dropping of handoffs: it goes on as long as the pause
+    waits, and no longer than to the next resume."""
+    if not done.is_taken:
+        return engine
+    if command.ask[0] is Pause:
+        return engine._replace(drops=engine.paused == "pausing" and read(command.ask).drops_handoffs)
+    if command.ask[0] is Resume and model.removed != "drops end with the pause":
+        return engine._replace(drops=False)
+    return engine
+
+
+def without_leases(state: State, number: int) -> State:
     """What still reads a handoff of this engine would read other requests' blocks."""
     sessions = tuple(
         each._replace(handoff=each.handoff._replace(is_fresh=False))
@@ -92,7 +109,7 @@ def is_quiet(state: State, number: int) -> bool:
 
 
 def pause_ends(model: Model, state: State, number: int, engine: Engine) -> Iterator[Move]:
-    after = with_engine(state, number, engine._replace(paused="yes"))
+    after = with_engine(state, number, engine._replace(paused="yes", drops=False))
     yield from answer(model, after, Event("answered", number), f"{ENGINES[number]} has paused")
 
 

@@ -103,9 +103,8 @@ def drained(model: Model, state: State) -> Iterator[Move]:
     drain = read(sent.ask)
     held = [each for place in state.core.places if place is not None for each in place.held]
     if drain.timeout_s == 0 or NUMBER[drain.name] not in held:
-        kind = "answered" if NUMBER[drain.name] not in held else "refused"
-        for after in coordinate(model, state, Event(kind, ROUTER_NUMBER)):
-            yield f"drain of {drain.name}: {kind}", after
+        for after in coordinate(model, state, Event("answered", ROUTER_NUMBER)):
+            yield f"drain of {drain.name}: answered", after
 
 
 def _router_facts(state: State) -> RouterFacts:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from orchestrator.weights.acts import ConfirmEpoch, Load, Purge, ReadEngine
 from orchestrator.weights.words import Update
-from tests.model.at_engine import at_engine, is_quiet, pause_ends
+from tests.model.at_engine import at_engine, is_quiet, pause_ends, without_leases
 from tests.model.at_router import at_router, drained, finished
 from tests.model.coordinator import Event, Sent
 from tests.model.fleet import ENGINES, POOL_NUMBER, RECEIVERS, ROUTER_NUMBER
@@ -34,6 +34,8 @@ def control_moves(model: Model, state: State) -> Iterator[Move]:
     for number, engine in enumerate(state.engines):
         if engine.paused == "pausing" and is_quiet(state, number):
             yield from pause_ends(model, state, number, engine)
+        if engine.drops and engine.paused == "no" and not is_quiet(state, number):
+            yield f"{ENGINES[number]} still drops its handoffs", without_leases(state, number)
     if state.op is not None and (done := finished(model, state, state.op)) is not None:
         for after in done:
             yield from answer(model, after._replace(op=None), Event("answered", ROUTER_NUMBER), "the router is done")

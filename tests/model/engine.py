@@ -60,6 +60,8 @@ class Engine(NamedTuple):
     """(update, attempt) of the newest command that was obeyed."""
     serves: bool = False
     """Its weights, to peers."""
+    drops: bool = False
+    """Whatever handoffs it makes, their leases end at once."""
     blocks: frozenset[Block] = frozenset()
 
     @property

@@ -9,9 +9,10 @@ from tests.model.core import restarted_core
 from tests.model.engine import booted, ended
 from tests.model.fleet import COORDINATOR_NUMBER, ENGINES, POOL_NUMBER, ROUTER_NUMBER
 from tests.model.invariants import check_fences
+from tests.model.request import GONE
 from tests.model.steps import coordinate
-from tests.model.traffic import Move, answered, fail_legs, no_request, with_engine
-from tests.model.world import Model, News, Session, State
+from tests.model.traffic import Move, answered, fail_legs, happens, no_request, with_engine
+from tests.model.world import IDLE, Model, News, Session, State
 
 
 def fault_moves(model: Model, state: State, touched: Collection[int]) -> Iterator[Move]:
@@ -38,6 +39,11 @@ def fault_moves(model: Model, state: State, touched: Collection[int]) -> Iterato
             yield "the router dies, and starts again", _restarted_router(hit)
         case "store" if POOL_NUMBER in touched:
             yield "the pool is lost", hit._replace(pool=frozenset())
+        case "client":
+            for number, session in enumerate(state.sessions):
+                if session.request != IDLE and not {ROUTER_NUMBER, *_used_by(session)}.isdisjoint(touched):
+                    for after in happens(model, hit, number, GONE):
+                        yield f"the client of session {number} leaves", after
         case "cancel" if COORDINATOR_NUMBER in touched and (course := model.coordinators.course(state.coordinator)):
             for after in coordinate(model, hit, Event("cancelled", value=course.update.number)):
                 yield f"update {course.update.number} is cancelled", after

@@ -25,10 +25,11 @@ Swap = tuple[int, int, int, int]
 SAME: Swap = (0, 1, 2, 3)
 SWAPS: tuple[Swap, ...] = (SAME, (1, 0, 2, 3), (0, 1, 3, 2), (1, 0, 3, 2))
 
-Fault = Literal["none", "engine", "source", "reborn", "coordinator", "router", "store", "load", "cancel"]
+Fault = Literal["none", "engine", "source", "reborn", "coordinator", "router", "store", "load", "cancel", "client"]
 """What may go wrong, once and at any step. source: an engine dies, and from then on a version that is served can be had
 from peers alone. reborn: an engine restarts behind the same port, before anyone notices. load: a rank fails in a load,
-which leaves the old weights or torn ones. cancel: the update is cancelled."""
+which leaves the old weights or torn ones. cancel: the update is cancelled. client: one leaves in the middle of its
+request."""
 FAULTS: tuple[Fault, ...] = get_args(Fault)
 
 

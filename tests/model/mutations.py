@@ -137,6 +137,16 @@ MUTATIONS = (
         patches=((needs, "_PAUSED_IN", _ALL_AT_ONCE),),
     ),
     Mutation(
+        safeguard="drops end with the pause",
+        without="a prefill engine that was resumed before its pause had ended goes on dropping handoffs",
+        setup=replace(_BARRIER, fault="cancel"),
+    ),
+    Mutation(
+        safeguard="nothing is closed while requests are kept",
+        without="the leg of a client that leaves is closed until the gate is frozen, when engines pause already",
+        setup=replace(_KEEP, fault="client"),
+    ),
+    Mutation(
         safeguard="handoff age",
         without="the router sends a handoff however old it is",
         setup=replace(_BARRIER, is_fine=True),

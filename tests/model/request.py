@@ -21,6 +21,7 @@ from router.core.asks import Grant, Refusal
 from router.core.epochs import Salter
 from router.core.events import (
     Arrived,
+    ClientGone,
     Event,
     Interrupted,
     LegAnswered,
@@ -45,6 +46,7 @@ FAILED: Happened = ("failed",)
 STREAMING: Happened = ("streaming",)
 ENDED: Happened = ("ended",)
 THAWED: Happened = ("thawed",)
+GONE: Happened = ("gone",)
 AGED: Happened = ("aged",)
 CURRENT, STALE = 0, 1
 """Tickets of a grant that answers the request's last question, or an older one."""
@@ -127,33 +129,33 @@ class Requests:
         self._shared: dict[int, Any] = {id(each): each for each in (self._tools, self._gate, _SALTER, budget, rules)}
         self._numbers: dict[Any, int] = {}
         self._requests: list[_Request] = []
-        self._steps: dict[tuple[int, GateState, Happened], Step] = {}
+        self._steps: dict[tuple[int, GateState, bool, Happened], Step] = {}
         self.kept: list[bool] = []
         """Of each snapshot: its reply will say that it lived through an update."""
         self.between_legs: list[bool] = []
         self.parked: list[bool] = []
         self.new = self._number(_Request(self._tools))
 
-    def step(self, number: int, gate: GateState, happened: Happened) -> Step:
-        found = self._steps.get((number, gate, happened))
+    def step(self, number: int, gate: GateState, happened: Happened, *, keeps: bool) -> Step:
+        found = self._steps.get((number, gate, keeps, happened))
         if found is None:
-            found = self._steps[number, gate, happened] = self._step(number, gate, happened)
+            self._gate.set(gate)
+            self._gate.keeps = keeps
+            found = self._steps[number, gate, keeps, happened] = self._step(number, happened)
         return found
 
     def state(self, number: int) -> str:
         return self._requests[number].flow.state
 
-    def _step(self, number: int, gate: GateState, happened: Happened) -> Step:
+    def _step(self, number: int, happened: Happened) -> Step:
         request: _Request = copy.deepcopy(self._requests[number], dict(self._shared))
         flow = request.flow
-        self._gate.set(gate)
         if happened == AGED:
             if flow.legs._handoff is not None:
                 flow.legs._handoff.send_by = flow.legs._handoff.send_by - 2 * _LIFETIME_S
             return Step((), self._number(request))
-        if happened == ENDED:
-            relay = flow._stream.relay
-            assert relay is not None
+        # A parked request, whose client has left, has no relay.
+        if happened == ENDED and (relay := flow._stream.relay) is not None:
             relay.feed(b"".join(_stream(request.body)[1:]))
         done: list[Does] = []
         queue = flow.step(_event(happened, request), 0.0)
@@ -236,6 +238,8 @@ def _event(happened: Happened, request: _Request) -> Event:
             return StreamEnded(leg=1)
         case ("thawed",):
             return Thawed()
+        case ("gone",):
+            return ClientGone()
         case ("interrupted", how):
             return Interrupted(how)
     raise AssertionError(happened)

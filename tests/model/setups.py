@@ -12,7 +12,7 @@ from tests.model.fleet import FAULTS, Setup
 BOUNDS = """\
 2 prefill and 2 decode engines; barrier and rolling; readmit, wait, abort and keep. Explored without end, but for:
 - no fault: 2 sessions of 2 turns, 2 updates; and 2 sessions of 1 turn, 1 update with all that is on its way (fine)
-- coordinator, router, store, load, cancel: 2 sessions of 1 turn, 1 update
+- coordinator, router, store, load, cancel, client: 2 sessions of 1 turn, 1 update
 - engine, source, and restart behind the port: 1 session of 1 turn, 1 update
 - source: readmit only, since the joins that it is about do not look at the in-flight mode
 - rolling does not look at the in-flight mode: those beside readmit without a fault only, 1 session of 1 turn, 1 update

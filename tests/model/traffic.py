@@ -68,7 +68,7 @@ def local_moves(model: Model, state: State) -> list[Move] | None:
 def happens(model: Model, state: State, number: int, happened: Happened, stale: int = -1) -> Iterator[State]:
     """A request's flow is told of something, and what it asks for is done. `stale`: the engine of a stale grant."""
     session = state.sessions[number]
-    step = model.requests.step(session.request, session.gate, happened)
+    step = model.requests.step(session.request, session.gate, happened, keeps=session.keeps)
     states = [_with(state, number, session._replace(request=step.number))]
     for does in step.does:
         states = [after for each in states for after in _do(model, each, number, does, stale)]
@@ -165,13 +165,15 @@ def _deliver(model: Model, state: State, number: int) -> Iterator[Move]:
     name = f"worker of session {number}"
     match message:
         case GateMoved(gate=gate):
-            after = _with(state, number, session._replace(gate=gate))
-            if gate != "frozen" and model.requests.parked[session.request]:
+            keeps = session.keeps and gate != "open"
+            after = _with(state, number, session._replace(gate=gate, keeps=keeps))
+            if gate != "frozen" and not keeps and model.requests.parked[session.request]:
                 yield from ((f"{name} is {gate}", each) for each in happens(model, after, number, requests.THAWED))
             else:
                 yield f"{name} is {gate}", after
         case Interrupts(how=how):
-            after = _with(state, number, session)
+            keeps = how == "keep" and model.removed != "nothing is closed while requests are kept"
+            after = _with(state, number, session._replace(keeps=session.keeps or keeps))
             for each in happens(model, after, number, ("interrupted", how)):
                 yield f"{name} is told to {how} its request", each
         case NotGranted(kind=kind):
@@ -227,7 +229,7 @@ def _finish_step(model: Model, state: State, number: int, leg: Leg, name: str) -
         yield from ((f"{name} ends", each) for each in happens(model, after, number, requests.PREFILLED))
         return
     state = _with(state, number, session._replace(told=session.told | leg.weights))
-    if leg.stage == "running":
+    if leg.stage == "running" and not model.requests.parked[session.request]:
         session = state.sessions[number]
         state = _with(state, number, session._replace(leg=leg._replace(stage="streaming")))
         yield from ((f"{name} streams", each) for each in happens(model, state, number, requests.STREAMING))

@@ -84,6 +84,8 @@ class Session(NamedTuple):
     request: int
     gate: GateState
     """As the worker knows it."""
+    keeps: bool = False
+    """So is this."""
     mailbox: tuple[Message, ...] = ()
     """From the dispatcher to the worker, in order."""
     engine: int = -1

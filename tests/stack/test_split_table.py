@@ -216,7 +216,7 @@ def test_a04_the_samples_seeds_are_those_that_the_engine_gives_its_own(seed: int
         session_header=None,
         session_fields=(),
     )
-    seeds = [json.loads(one.raw)["seed"] for one in samples(body, limit=3) or []]
+    seeds = [json.loads(bytes(one.fields["seed"])) for one in samples(body, limit=3) or []]
     assert [SamplingParams(seed=one).seed for one in seeds] == expected
 
 

@@ -33,6 +33,8 @@ class HostCopy:
         """`is_kept`: for later loads too, so that transports may keep it registered."""
         self.version: str | None = None
         """Of what it holds; None while that is no whole version."""
+        self.stamps: Mapping[str, str] = {}
+        """Of what it was filled from."""
         self.groups = groups
         self.manifest = dict(manifest)
         sizes = [[_nbytes(piece, manifest) for piece in group] for group in groups]
@@ -88,6 +90,10 @@ class CopiedFetch:
     @property
     def manifest(self) -> Mapping[str, TensorMeta]:
         return self._copy.manifest
+
+    @property
+    def stamps(self) -> Mapping[str, str]:
+        return self._copy.stamps
 
     def start(self, group: int, targets: Sequence[Target]) -> None:
         """One copy after the other is as fast as the bus."""
@@ -179,7 +185,7 @@ class Prefetch:
         fetch = self._open_fetch()
         try:
             copy = self._make_copy(fetch)
-            copy.version = None
+            copy.version, copy.stamps = None, fetch.stamps
             busy_since = time.monotonic()
             for index, targets in enumerate(copy.targets):
                 if self._cancelled:

@@ -7,6 +7,7 @@ transport (`gpu_fetch`) or a copy in host memory (`host_copy.py`, `cpu_prefetch`
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import torch
@@ -17,6 +18,9 @@ from connectors.vllm_plugin.weights.pages import Pages
 from connectors.vllm_plugin.weights.plan import Group, LoadPlan
 from connectors.vllm_plugin.weights.rooms import Room, Rooms
 from connectors.weights.source import Fetch, FetchError, Target
+
+GROUPS_AHEAD = 8
+"""In flight behind the one that is waited for: what a load does for a group takes as long as a GPU reads one."""
 
 
 class Load:
@@ -34,6 +38,8 @@ class Load:
         self._fetch = fetch
         self._check_finite = check_finite
         self._attention_dtype = attention_dtype
+        self._ahead: deque[Room] = deque()
+        """Of the groups that come next and were started already."""
 
     def run(self, go_on: Callable[[], None]) -> None:
         """Fill every parameter. `go_on` is asked before each group and raises FetchError where the load must end.
@@ -41,22 +47,19 @@ class Load:
         Raises FetchError, or what vLLM's processing raises. `wrote` says then whether the old weights are whole.
         """
         with torch.no_grad():
-            ahead: Room | None = None
             for index in range(len(self._plan.groups)):
                 go_on()
-                ahead = self._load_group(index, ahead)
+                self._load_group(index)
             self._rooms.finish(self._attention_dtype)
 
-    def _load_group(self, index: int, room: Room | None) -> Room | None:
-        """Returns the room of the next group, where it was begun ahead."""
+    def _load_group(self, index: int) -> None:
         group = self._plan.groups[index]
         started = time.perf_counter()
-        room = room or self._rooms.room(index, self._pages)
+        room = self._ahead.popleft() if self._ahead else self._rooms.room(index, self._pages)
         opened_s = time.perf_counter() - started
         try:
-            self.wrote = self.wrote or room.writes_at_once
-            self._fetch.start(index, room.targets)
-            ahead = self._begin_ahead(index + 1)
+            self._start(index, room)
+            self._start_ahead(index + 1)
             moved = self._fetch.fetch(index, room.targets)
             if self._check_finite:
                 refuse_non_finite(room.targets)
@@ -70,16 +73,20 @@ class Load:
         self.numbers.groups.append(
             GroupNumbers(group.name, moved.bytes, seconds, moved.wait_s, moved.transfer_s, copy_s, opened_s + process_s)
         )
-        return ahead
 
-    def _begin_ahead(self, index: int) -> Room | None:
-        """Where a group needs no memory of its own, its bytes may follow those of the one before at once."""
-        if index == len(self._plan.groups) or not self._rooms.needs_no_memory(index):
-            return None
-        room = self._rooms.room(index, self._pages)
+    def _start_ahead(self, index: int) -> None:
+        """Where groups need no memory of their own, their bytes may follow at once those of the groups before."""
+        while len(self._ahead) < GROUPS_AHEAD:
+            later = index + len(self._ahead)
+            if later == len(self._plan.groups) or not self._rooms.needs_no_memory(later):
+                return
+            room = self._rooms.room(later, self._pages)
+            self._start(later, room)
+            self._ahead.append(room)
+
+    def _start(self, index: int, room: Room) -> None:
         self.wrote = self.wrote or room.writes_at_once
         self._fetch.start(index, room.targets)
-        return room
 
     def _finish(self, group: Group, room: Room) -> tuple[float, float]:
         """Seconds of copying and of processing."""

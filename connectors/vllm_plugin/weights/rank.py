@@ -13,7 +13,7 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -54,6 +54,8 @@ class _Opened:
     """Names the tensors that its plan is for; empty where there is an error."""
     is_checked: bool
     """Whether what the ranks take together by that plan is known to be whole tensors."""
+    stamps: Mapping[str, str]
+    """Of what it opened."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,7 @@ class RankWeights:
             numbers.seconds = time.perf_counter() - started
             numbers.peak_extra_bytes = peak.extra_bytes()
             if device_before is not None:
-                numbers.peak_extra_device_bytes = torch.cuda.max_memory_allocated() - device_before
+                numbers.peak_extra_device_bytes = _device_peak() - device_before
         self._report.version, self._report.torn = version, ""
         self._report.last_load = LoadResult(ok=True, version=version, numbers=_figures(numbers))
         _log.info("weights: version %s loaded, %d bytes in %.3f s", version, numbers.bytes, numbers.seconds)
@@ -185,7 +187,7 @@ class RankWeights:
             failure = error
         opened_s = time.perf_counter() - started
         try:
-            self._agree_to_write(command, deadline, failure)
+            self._agree_to_write(command, deadline, failure, {} if fetch is None else fetch.stamps)
             assert fetch is not None
             load = Load(
                 self._planner.plan,
@@ -211,9 +213,9 @@ class RankWeights:
             self._prefetching.give_up()
             self._await_reads(command.timeout_s)
         if mode == "gpu_fetch":
-            return self._transport(command.source).open(
-                command.source, self._planner.groups, timeout_s=command.timeout_s
-            )
+            # The source is waited for twice before the first agreement: no later than the others wait for this rank.
+            timeout_s = min(command.timeout_s, _left(deadline))
+            return self._transport(command.source).open(command.source, self._planner.groups, timeout_s=timeout_s)
         if not self._prefetching.has(command):
             self._start_prefetch(command)
         try:
@@ -225,9 +227,11 @@ class RankWeights:
         self._start_prefetch(command)
         return self._prefetching.fetch(_left(deadline) + command.timeout_s)
 
-    def _agree_to_write(self, command: WeightCommand, deadline: float, failure: Exception | None) -> None:
+    def _agree_to_write(
+        self, command: WeightCommand, deadline: float, failure: Exception | None, stamps: Mapping[str, str]
+    ) -> None:
         manifest = self._planner.digest if failure is None else ""
-        mine = _Opened(_text(failure), _names(failure), manifest, self._planner.is_checked)
+        mine = _Opened(_text(failure), _names(failure), manifest, self._planner.is_checked, stamps)
         all_opened = self._ranks.gather(mine, _patience(command, deadline))
         failed = [(rank, opened) for rank, opened in enumerate(all_opened) if opened.error]
         if failed:
@@ -236,6 +240,8 @@ class RankWeights:
         # What follows is refused by all ranks or by none: one alone would leave the others in the middle of a load.
         if len({opened.manifest for opened in all_opened}) > 1:
             raise FetchError(f"the ranks found different tensors under version {_version(command)}")
+        if changed := _differing([opened.stamps for opened in all_opened]):
+            raise FetchError(f"written to while the ranks opened it: {', '.join(changed)}")
         if not all(opened.is_checked for opened in all_opened):
             of_all = self._ranks.gather(self._planner.pieces, _patience(command, deadline))
             self._planner.check([piece for of_rank in of_all for piece in of_rank])
@@ -349,7 +355,13 @@ def _start_device_peak() -> int | None:
     if not torch.cuda.is_available():
         return None
     torch.cuda.reset_peak_memory_stats()
-    return int(torch.cuda.memory_allocated())
+    return _device_peak()
+
+
+def _device_peak() -> int:
+    """Since the last reset. Read from the nested figures: torch takes as long to flatten them as a GPU to copy a GB."""
+    figures = torch.cuda.memory_stats_as_nested_dict()
+    return int(figures["allocated_bytes"]["all"]["peak"])
 
 
 def _patience(command: WeightCommand, deadline: float) -> float:
@@ -369,6 +381,11 @@ def _text(failure: Exception | None) -> str:
 
 def _names(failure: Exception | None) -> tuple[str, ...]:
     return failure.tensors if isinstance(failure, FetchError) else ()
+
+
+def _differing(maps: Sequence[Mapping[str, str]]) -> list[str]:
+    """Keys whose values are not the same in all."""
+    return sorted(key for key in set().union(*maps) if len({each.get(key) for each in maps}) > 1)
 
 
 def _figures(numbers: LoadNumbers) -> dict[str, Any]:

@@ -75,7 +75,11 @@ class Confirm(msgspec.Struct, frozen=True, tag=True):
 
 
 class Attend(msgspec.Struct, frozen=True, tag=True):
-    """To any producer: drive NIXL until this connection ends, because reads are coming."""
+    """To any producer: drive NIXL until `Leave` or the end of this connection, because reads are coming."""
+
+
+class Leave(msgspec.Struct, frozen=True, tag=True):
+    """To a producer that was asked to attend: no more reads. Has no answer."""
 
 
 class AwaitClosed(msgspec.Struct, frozen=True, tag=True):
@@ -115,7 +119,7 @@ Answer = Opened | Granted | Refused
 M = TypeVar("M")
 
 
-def send(connection: socket.socket, message: Question | Answer) -> None:
+def send(connection: socket.socket, message: Question | Leave | Answer) -> None:
     body = msgspec.msgpack.encode(message)
     connection.sendall(_LENGTH.pack(len(body)) + body)
 
@@ -139,5 +143,5 @@ def _exactly(connection: socket.socket, count: int) -> bytearray:
     return data
 
 
-QUESTIONS: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+QUESTIONS: msgspec.msgpack.Decoder[Question | Leave] = msgspec.msgpack.Decoder(Question | Leave)
 ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)

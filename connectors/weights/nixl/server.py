@@ -12,7 +12,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +30,7 @@ from connectors.weights.nixl.messages import (
     AwaitClosed,
     Granted,
     Layout,
+    Leave,
     Producer,
     Refused,
     receive,
@@ -141,7 +142,7 @@ class NixlServer:
         leader = Channel(source["host"], source["port"], PEER_TIMEOUT_S)
         try:
             until = time.monotonic() + timeout_s + LEADER_LATE_S
-            while isinstance(leader.ask(AwaitClosed(source["version"], PEER_TIMEOUT_S)), Refused):
+            while isinstance(leader.ask(AwaitClosed(source["version"], PEER_TIMEOUT_S), 2 * PEER_TIMEOUT_S), Refused):
                 if time.monotonic() > until:
                     raise FetchError(
                         f"rank 0 has not ended version {source['version']}: it waits too late or not at all"
@@ -149,6 +150,11 @@ class NixlServer:
         finally:
             leader.close()
         return None
+
+    @property
+    def attended(self) -> int:
+        """How many readers NIXL is driven for."""
+        return self._attendance.readers
 
     def close(self) -> None:
         """Cut everybody off and free everything, but for other producers that are still in `wait_done`: they are told
@@ -207,7 +213,7 @@ class _Attendance:
 
     def __init__(self, agent: Any) -> None:
         self._agent = agent
-        self._readers = 0
+        self.readers = 0
         self._stopping = False
         self._changed = threading.Condition()
         self._device = torch.cuda.current_device() if torch.cuda.is_initialized() else None
@@ -216,12 +222,12 @@ class _Attendance:
 
     def __enter__(self) -> None:
         with self._changed:
-            self._readers += 1
+            self.readers += 1
             self._changed.notify()
 
     def __exit__(self, *_: object) -> None:
         with self._changed:
-            self._readers -= 1
+            self.readers -= 1
 
     def stop(self) -> None:
         with self._changed:
@@ -235,7 +241,7 @@ class _Attendance:
             torch.cuda.set_device(self._device)
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._readers or self._stopping)
+                self._changed.wait_for(lambda: self.readers or self._stopping)
                 if self._stopping:
                     return
             # Nobody sends notifications: asking for them is how NIXL lets itself be driven.
@@ -256,6 +262,7 @@ class _Listener(socketserver.ThreadingTCPServer):
         super().__init__((host, port), _Conversation)
         self.host, self.port = host, int(self.server_address[1])
         self.desk, self.attendance = desk, attendance
+        self.connected: set[socket.socket] = set()
         self._thread = threading.Thread(target=self.serve_forever, name="weights-listen", daemon=True)
         self._thread.start()
 
@@ -263,6 +270,9 @@ class _Listener(socketserver.ThreadingTCPServer):
         self.shutdown()
         self.server_close()
         self._thread.join()
+        for connection in list(self.connected):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 class _Conversation(socketserver.BaseRequestHandler):
@@ -273,6 +283,10 @@ class _Conversation(socketserver.BaseRequestHandler):
         # A reader whose machine vanished must not be attended for good.
         self.request.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         self.request.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.server.connected.add(self.request)
+
+    def finish(self) -> None:
+        self.server.connected.discard(self.request)
 
     def handle(self) -> None:
         # Whoever hangs up or talks nonsense ends its own connection, nothing else.
@@ -280,16 +294,16 @@ class _Conversation(socketserver.BaseRequestHandler):
             self._answer_all()
 
     def _answer_all(self) -> None:
-        while True:
-            question = receive(self.request, QUESTIONS)
-            if not isinstance(question, Attend):
+        with ExitStack() as attending:
+            while True:
+                question = receive(self.request, QUESTIONS)
+                if isinstance(question, Attend | Leave):
+                    attending.close()
+                if isinstance(question, Leave):
+                    continue
+                if isinstance(question, Attend):
+                    attending.enter_context(self.server.attendance)
                 answer = self.server.desk.answer(question)
                 send(self.request, answer)
                 if isinstance(question, AwaitClosed) and isinstance(answer, Granted):
                     self.server.desk.note_told()
-                continue
-            with self.server.attendance:
-                send(self.request, self.server.desk.answer(question))
-                # The reader says nothing more; it hangs up.
-                self.request.recv(1)
-                return

@@ -38,6 +38,10 @@ class Posted:
     """GPUs that are written to."""
     passing: list[MemoryRegion]
     """Registered for this one fetch."""
+    rest: list[dict[int, Target]]
+    """What goes by way of the receive buffer, as much at a time as it holds."""
+    stays: bool
+    """All targets do."""
 
 
 @dataclass(slots=True)
@@ -106,7 +110,7 @@ class Session:
         group, posted = prepared.transfers[number], prepared.posted[number]
         wait_for(self._agent, posted.transfers, timeout_s=timeout_s, look=look)
         yield from posted.transfers
-        for batch in _batches(posted.targets):
+        for batch in posted.rest:
             received = self._receive_into(batch)
             transfers = group.into(received)
             group.post(transfers)
@@ -117,7 +121,7 @@ class Session:
             for device in {tensor.device for tensor in received.values() if tensor.is_cuda}:
                 # The next batch comes into the same buffer.
                 torch.cuda.current_stream(device).synchronize()
-        if not all(target.stays for target in posted.targets):
+        if not posted.stays:
             del prepared.posted[number]
         if posted.passing:
             group.forget_targets()
@@ -140,7 +144,8 @@ class Session:
         passing = self._registered.use(target.into for target in dense.values() if not target.stays)
         transfers = group.into({index: target.into for index, target in dense.items()})
         devices = {target.into.device for target in dense.values() if target.into.is_cuda}
-        return Posted(targets, transfers, devices, passing)
+        stays = all(target.stays for target in targets)
+        return Posted(targets, transfers, devices, passing, list(_batches(targets)), stays)
 
     def _receive_into(self, batch: Mapping[int, Target]) -> dict[int, torch.Tensor]:
         """A dense tensor for each, in the buffers of their devices."""

@@ -1,17 +1,20 @@
 """A reader: takes what one rank needs straight out of M producers' shards, with one-sided reads.
 
-Before it `client.py` (the lease) and `session.py` (the reads), after it the load in `vllm_plugin/weights/`. The
-protocol stands in `messages.py`.
+Before it `lines.py` (connections), `held_lease.py` and `session.py` (the reads), after it the load in
+`vllm_plugin/weights/`. The protocol stands in `messages.py`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 
-from connectors.weights.nixl.client import Channel, HeldLease
-from connectors.weights.nixl.messages import Attend, Layout, Open, Opened, Release
+from connectors.weights.bounded import Deadline
+from connectors.weights.nixl.client import Channel, leader_address
+from connectors.weights.nixl.held_lease import HeldLease, Renewals
+from connectors.weights.nixl.lines import Lines
+from connectors.weights.nixl.messages import Layout, Open, Opened
 from connectors.weights.nixl.reads import Reader
 from connectors.weights.nixl.session import Prepared, Session
 from connectors.weights.source import FetchError, Moved, Plan, SourceInfo, Target, source_field
@@ -24,14 +27,15 @@ class NixlTransport:
     def __init__(self, *, name: str, rank: int, world_size: int) -> None:
         """`name`: of this rank in this life of its engine; producers know it again when it comes back after a failure.
 
-        `rank` and `world_size`: of its engine. Where several engines load together, `first_reader` and `readers` of the
-        source say which of all generator ranks the engine's rank 0 is and how many they are: so that load spreads over
-        producers that hold the same."""
+        `rank` and `world_size`: of its engine. Where several engines load, a control plane says in the source which of
+        all generator ranks the engine's rank 0 is and how many there are: `numbered` in `source.py`."""
         self._rank = rank
         self._world_size = world_size
         self._name = name
         self._layout: Layout | None = None
         self._session: Session | None = None
+        self._lines = Lines()
+        self._renewals = Renewals()
 
     def get_ready(self, _source: SourceInfo) -> None:
         with self.session():
@@ -41,23 +45,26 @@ class NixlTransport:
         reader = self._reader(source)
         # Before there is a lease: to start NIXL may take longer than one lasts.
         self.get_ready(source)
+        version = source_field(source, "version", str)
+        deadline = Deadline(timeout_s, what=f"asking for version {version}")
+        leader = self._lines.to(leader_address(source), deadline)
         with ExitStack() as undo:
-            leader = undo.enter_context(closing(_channel(source, timeout_s)))
-            opened = self._let_in(leader, source)
-            lease = HeldLease(leader, opened.lease, opened.lease_s)
+            opened = self._let_in(leader, version, deadline.left_s())
+            lease = HeldLease(leader, opened.lease, lease_s=opened.lease_s, timeout_s=timeout_s)
             undo.callback(lease.let_go)
+            self._renewals.hold(lease)
             layout = self._layout = opened.layout or self._layout
             assert layout is not None, "a leader leaves out only what its reader has named"
             groups = plan(layout.tensors)
             with self.session() as session:
                 kept = session.prepared(layout, groups, reader)
                 prepared = kept or session.prepare(layout, groups, reader)
-            attended = []
-            for number in prepared.producers:
-                producer = layout.producers[number]
-                channel = undo.enter_context(closing(Channel(producer.host, producer.port, timeout_s)))
-                channel.demand(Attend())
-                attended.append(channel)
+            needed = [(each.host, each.port) for each in map(layout.producers.__getitem__, prepared.producers)]
+            self._lines.keep_only([leader_address(source), *needed])
+            attended = self._lines.attend(
+                needed, Deadline(timeout_s, what=f"reaching the producers of version {version}")
+            )
+            undo.callback(self._lines.leave, needed)
             return NixlFetch(self, prepared, lease, attended, undo.pop_all(), planned=kept is None, timeout_s=timeout_s)
 
     def is_idle(self, _wait_s: float) -> bool:
@@ -66,6 +73,8 @@ class NixlTransport:
 
     def close(self) -> None:
         self.discard_session()
+        self._renewals.close()
+        self._lines.close()
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -98,9 +107,9 @@ class NixlTransport:
             )
         return Reader(self._rank, self._world_size, first, count)
 
-    def _let_in(self, leader: Channel, source: SourceInfo) -> Opened:
+    def _let_in(self, leader: Channel, version: str, timeout_s: float) -> Opened:
         known = "" if self._layout is None else self._layout.name
-        answer = leader.demand(Open(self._name, source_field(source, "version", str), known))
+        answer = leader.demand(Open(self._name, version, known), timeout_s)
         assert isinstance(answer, Opened), answer
         return answer
 
@@ -121,6 +130,7 @@ class NixlFetch:
     ) -> None:
         self.planned = planned
         """Whether its reads had to be planned; else they are those of the last load."""
+        self.stamps: Mapping[str, str] = {}
         self._transport = transport
         self._prepared = prepared
         self._lease = lease
@@ -189,13 +199,3 @@ class NixlFetch:
         self._lease.check()
         for channel in self._attended:
             channel.check_alive()
-
-
-def release(source: SourceInfo, *, timeout_s: float) -> None:
-    """Tell the producers of a version that no more readers will come."""
-    with closing(_channel(source, timeout_s)) as leader:
-        leader.demand(Release(source_field(source, "version", str)))
-
-
-def _channel(source: SourceInfo, timeout_s: float) -> Channel:
-    return Channel(source_field(source, "host", str), source_field(source, "port", int), timeout_s)

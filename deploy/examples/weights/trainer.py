@@ -54,8 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             _say({"loss": round(loss, 4), "source": publication.source})
             for url in arguments.engine:
                 _update_engine(url, arguments.token_file, publication.source, update)
-        # From here on the optimizer may write. With readers of their own accord, say how many are awaited.
-        publication.wait_done(arguments.wait, readers=arguments.readers)
+        # From here on the optimizer may write. Engines that were told here have loaded by now.
+        publication.wait_done(arguments.wait, readers=0 if arguments.engine else arguments.readers)
     publisher.close()
     distributed.destroy_process_group()
 
@@ -134,7 +134,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--every", type=float, default=5.0, help="seconds of training between two versions")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for readers at most")
-    parser.add_argument("--readers", type=int, default=0, help="generator ranks that come to read by themselves (nixl)")
+    parser.add_argument("--readers", type=int, help="generator ranks to wait for (nixl); else a control plane's word")
     parser.add_argument("--engine", action="append", default=[], metavar="URL", help="an engine to be told; repeatable")
     parser.add_argument("--token-file", help="with --engine: the token of its fence")
     parser.add_argument("--host", default="127.0.0.1", help="where engines reach this machine (nixl, store)")

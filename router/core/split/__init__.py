@@ -15,7 +15,7 @@ for streamed replies what `merge_reply` does for whole ones. A field without a r
 only the values that change are ever decoded: a long prompt stays the bytes that the client sent.
 """
 
-from router.core.split.body import parse_body
+from router.core.split.body import parse_body, read_object
 from router.core.split.client_body import ClientBody
 from router.core.split.fields import FIELDS, SAMPLING_FIELDS
 from router.core.split.legs import check_single, check_split, decode_body, prefill_body, single_body
@@ -38,6 +38,7 @@ __all__ = [
     "merge_reply",
     "parse_body",
     "prefill_body",
+    "read_object",
     "read_prefill_reply",
     "reply_failed",
     "single_body",

@@ -11,7 +11,7 @@ from router.core.errors import RequestRefused
 from router.core.split.client_body import ClientBody
 from router.core.split.numbers import CUT, cut_numbers
 from router.core.split.rules import Route
-from router.core.split.values import BODY, Body, is_null, read_flag
+from router.core.split.values import BODY, Body, is_null, is_scalar, read, read_flag
 
 LABEL_FIELD = "return_headrace"
 """The router's own: say in the reply what produced it."""
@@ -33,24 +33,30 @@ _TOKENS: dict[Route, str | None] = {"completions": "prompt", "chat": None, "gene
 
 
 def parse_body(raw: bytes, *, route: Route, session_header: str | None, session_fields: tuple[str, ...]) -> ClientBody:
-    """Read a body's top level; refuse what is not a JSON object in UTF-8."""
+    """Read a body's top level; refuse what is not a JSON object in UTF-8, and what the router can't go by."""
+    fields = read_object(raw, _TOKENS[route])
+    in_body = _session_id(fields, session_fields)
+    request_id, label = fields.pop(_ID_FIELD, None), fields.pop(LABEL_FIELD, None)
+    return ClientBody(
+        route=route,
+        fields=fields,
+        sampling=_sampling(fields) if route == "generate" else fields,
+        size=len(raw),
+        session_id=_session_in_header(session_header) or in_body,
+        request_id=_text(request_id),
+        cache_salt=_cache_salt(fields.get(SALT_FIELD)),
+        wants_label=read_flag(label),
+    )
+
+
+def read_object(raw: bytes, tokens: str | None = None) -> Body:
+    """The top level of a JSON object in UTF-8; anything else is refused. `tokens`: the field that can be a long list of
+    token ids."""
     try:
         if not raw.isascii():
-            # Values are not decoded below, so nothing else would look at their encoding.
+            # Values are not decoded, so nothing else would look at their encoding.
             raw.decode("utf-8")
-        fields = _decode(raw, _TOKENS[route])
-        in_body = _session_id(fields, session_fields)
-        request_id, label = fields.pop(_ID_FIELD, None), fields.pop(LABEL_FIELD, None)
-        return ClientBody(
-            route=route,
-            fields=fields,
-            sampling=_sampling(fields) if route == "generate" else fields,
-            raw=raw,
-            session_id=_session_in_header(session_header) or in_body,
-            request_id=_text(request_id) if request_id is not None else None,
-            cache_salt=_cache_salt(fields.get(SALT_FIELD)),
-            wants_label=label is not None and read_flag(label),
-        )
+        return _decode(raw, tokens)
     except UnicodeDecodeError as error:
         raise RequestRefused(f"the body is not valid UTF-8: byte {error.start}", param=None) from error
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -71,7 +77,7 @@ def _decode(raw: bytes, tokens: str | None) -> Body:
 
 def _sampling(fields: Body) -> Body | None:
     raw = fields.get(SAMPLING_FIELD)
-    return BODY.decode(raw) if raw is not None and bytes(raw).startswith(b"{") else None
+    return read_object(bytes(raw)) if raw is not None and bytes(memoryview(raw)[:1]) == b"{" else None
 
 
 def _session_in_header(value: str | None) -> str | None:
@@ -88,7 +94,7 @@ def _session_id(fields: Body, names: tuple[str, ...]) -> str | None:
         raw = fields.pop(name, None)
         if raw is None or found is not None or bytes(raw) in (b"null", b'""'):
             continue
-        value = msgspec.json.decode(raw)
+        value = read(raw) if is_scalar(raw) else None
         if isinstance(value, bool) or not isinstance(value, str | int):
             raise RequestRefused(f"{name} must be a string or an integer", param=name)
         found = str(value)
@@ -109,5 +115,5 @@ def _cache_salt(raw: msgspec.Raw | None) -> str | None:
 
 
 def _text(raw: msgspec.Raw | None) -> str | None:
-    value = msgspec.json.decode(raw) if raw is not None else None
+    value = read(raw) if raw is not None and is_scalar(raw) else None
     return value if isinstance(value, str) and value else None

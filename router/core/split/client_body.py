@@ -17,8 +17,8 @@ class ClientBody(msgspec.Struct, frozen=True, kw_only=True):
     sampling: Body | None
     """The fields that say how to sample: `fields`, or on the generate route those of `sampling_params`; None where
     that is no object (the engine refuses it)."""
-    raw: bytes
-    """The whole body as it came; of one of several samples the one that it is read from again."""
+    size: int
+    """Bytes of the whole body."""
     session_id: str | None
     request_id: str | None
     """The client's own `request_id`, echoed where it sent no header."""

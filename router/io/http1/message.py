@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from email.utils import formatdate
 from http import HTTPStatus
 
 JOIN_BELOW = 64 * 1024
@@ -56,6 +57,11 @@ class RefusedError(Exception):
         super().__init__(message)
         self.status = status
         self.message = message
+
+
+def date_line() -> str:
+    """What a reply says about the present second."""
+    return f"Date: {formatdate(usegmt=True)}\r\n"
 
 
 def status_line(status: int) -> str:

@@ -7,12 +7,16 @@ the parser is fed up to the next empty line at most: what follows may be the nex
 
 from __future__ import annotations
 
+import re
+
 import httptools
 
 from router.io.http1.message import HEAD_END, HeaderCollector, Limits, RefusedError, Request, split_target
 
 _CHUNKED_HEAD = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
 _TAIL = len(HEAD_END) - 1
+_HOST = re.compile(rb"(\[[\w.~:%-]+\]|[\w.~!$&'()*+,;=%-]*)(:[0-9]*)?")
+"""A Host header's value; two of them, joined by a comma and a space, are none."""
 _FRAMING_PER_BYTE = 8
 """A chunk of one byte is six bytes long. What a body's framing takes beyond this counts like a header."""
 
@@ -158,6 +162,9 @@ class RequestReader(HeaderCollector):
         expected = headers.get(b"expect")
         if expected is not None and expected.lower() != b"100-continue":
             raise RefusedError(417, "only 100-continue can be expected")
+        host = headers.get(b"host", b"" if self.is_http10 else None)
+        if host is None or not _HOST.fullmatch(host):
+            raise RefusedError(400, "a request needs one Host header that names a host")
         self.wants_continue = expected is not None and not self.is_http10
 
     def _check_coding(self, coding: bytes) -> None:

@@ -23,6 +23,9 @@ class Connection(Protocol):
     transport: asyncio.Transport
     writable: bool
 
+    @property
+    def date_line(self) -> str: ...
+
     def reply_ended(self, *, keep_alive: bool) -> None:
         """Go on with the next request, or close."""
 
@@ -122,7 +125,7 @@ class Responder:
         if self._http10 and self._keep_alive:
             persistence = _KEEP_ALIVE
         self.started = True
-        return f"{status_line(status)}{lines}{framing}{persistence}\r\n".encode("latin-1")
+        return f"{status_line(status)}{lines}{framing}{persistence}{connection.date_line}\r\n".encode("latin-1")
 
     def _end(self, connection: Connection) -> None:
         self._connection = None

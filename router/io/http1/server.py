@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from router.core.replies import error_reply
-from router.io.http1.message import Limits, RefusedError, Request
+from router.io.http1.message import Limits, RefusedError, Request, date_line
 from router.io.http1.request_reader import RequestReader
 from router.io.http1.responder import Responder
 
@@ -32,6 +32,8 @@ _LINGER_S = 5.0
 _LINGER_BYTES = 16 * 1024 * 1024
 """A refused client is still sending. Closing with unread bytes would reset the connection and destroy the answer, so
 that much is read and thrown away."""
+_LAST_WORDS_S = 0.5
+"""So long the answers to requests that were ended may take to reach their clients."""
 _SWEEP_S = 1.0
 _KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
 """The kernel notices within two minutes that a client's machine is gone; a request may be open for hours."""
@@ -130,6 +132,10 @@ class _Connection(asyncio.Protocol):
         self._read_held_soon()
 
     # From the responder
+
+    @property
+    def date_line(self) -> str:
+        return self._server.date_line
 
     def may_stay(self) -> bool:
         return not self._server.draining
@@ -280,6 +286,7 @@ class HttpServer:
         self.limits = limits
         self.on_refused = on_refused
         self.draining = False
+        self.date_line = date_line()
         self.loop = asyncio.get_running_loop()
         self._connections: set[_Connection] = set()
         self._empty = asyncio.Event()
@@ -307,14 +314,16 @@ class HttpServer:
         bound: int = made.sockets[0].getsockname()[1]
         return bound
 
-    async def drain(self, grace_s: float) -> None:
-        """Take no new requests, let the open ones end in time, and cut off the rest."""
+    async def drain(self, grace_s: float, end_requests: Callable[[], None] = lambda: None) -> None:
+        """Take no new requests and let the open ones end in time; then have them ended, and cut off the rest."""
         self.draining = True
         if self._listener is not None:
             self._listener.close()
         for connection in tuple(self._connections):
             connection.close_if_idle()
         if not await self._emptied(grace_s):
+            end_requests()
+        if not await self._emptied(_LAST_WORDS_S):
             for connection in tuple(self._connections):
                 connection.abort()
             await self._emptied(None)
@@ -333,11 +342,13 @@ class HttpServer:
         return _Connection(self)
 
     def _sweep(self) -> None:
+        # First: whatever becomes of one connection, the others are looked at.
+        self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)
+        self.date_line = date_line()
         now = self.loop.time()
         for connection in tuple(self._connections):
             if connection.deadline < now:
                 connection.expire()
-        self._sweeper = self.loop.call_later(self._sweep_s, self._sweep)
 
     async def _emptied(self, timeout_s: float | None) -> bool:
         self._empty.clear()

@@ -85,7 +85,15 @@ def token_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def engine_plan(name: str, url: str, token_file: Path) -> EnginePlan:
     return EnginePlan(
-        name=name, role="prefill", node="n", url=url, gpus=(), cores=(), joins_pool=True, token_file=str(token_file)
+        name=name,
+        role="prefill",
+        node="n",
+        url=url,
+        gpus=(),
+        ranks=1,
+        cores=(),
+        joins_pool=True,
+        token_file=str(token_file),
     )
 
 

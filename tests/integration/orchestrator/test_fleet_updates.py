@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -18,6 +20,9 @@ import aiohttp
 import pytest
 
 from connectors.types import Role
+from connectors.weights.nixl.desk import Desk
+from connectors.weights.nixl.leases import Readers
+from connectors.weights.nixl.messages import QUESTIONS, Layout, receive, send
 from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.supervision import Supervision
 from orchestrator.weight_service import PushOptions, WeightService
@@ -159,7 +164,8 @@ def test_rolling_under_load(tmp_path: Path) -> None:
             assert fleet.served() == {("step-1", 2, False)}
             assert set(seen) == {(200, 1, True), (200, 2, True)}
             assert unharmed(fleet)
-            assert {mode for each in fleet.engines.values() for _, mode in each.rank.loads} == {"cpu_prefetch"}
+            modes = {command["mode"] for each in fleet.engines.values() for command in each.rank.loads}
+            assert modes == {"cpu_prefetch"}
 
     asyncio.run(case())
 
@@ -202,6 +208,41 @@ def test_a41_an_engine_that_came_back_joins_before_it_is_used(tmp_path: Path, go
                 await asyncio.to_thread(fleet.supervision.keep, "demo", is_over)
             assert {(status, epoch) for status, epoch, *_ in seen} == {(200, 2)}
             assert fleet.bench.is_usable("decode-0")
-            assert [transport for transport, _ in back.rank.loads] == (["path", "nixl"] if gone else ["path"])
+            transports = [command["source"]["transport"] for command in back.rank.loads]
+            assert transports == (["path", "nixl"] if gone else ["path"])
+
+    asyncio.run(case())
+
+
+def answer_one_question(listener: socket.socket, desk: Desk) -> None:
+    connection, _ = listener.accept()
+    with connection:
+        send(connection, desk.answer(receive(connection, QUESTIONS)))
+
+
+def test_each_engine_gets_its_own_part_of_the_trainer_and_the_trainer_hears_when_all_are_done(tmp_path: Path) -> None:
+    async def case() -> None:
+        desk = Desk(lease_s=60)
+        desk.open("step-1", Layout("layout", {}, ()))
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            threading.Thread(target=answer_one_question, args=(listener, desk), daemon=True).start()
+            host, port = listener.getsockname()
+            source = {"transport": "nixl", "version": "step-1", "host": host, "port": port}
+            async with serving(tmp_path) as fleet:
+                options = PushOptions(load_mode="cpu_prefetch")
+                number = fleet.weights.push("demo", None, source, options).number
+                # Without a number of readers only that they are released ends it.
+                done = asyncio.to_thread(desk.finish, "step-1", readers=None, timeout_s=3600)
+                record, readers = await asyncio.gather(
+                    asyncio.to_thread(fleet.weights.see_through, "demo", number), done
+                )
+        assert (record.outcome, readers) == ("committed", Readers(frozenset(), frozenset()))
+        numbers = []
+        for engine in fleet.engines.values():
+            (prefetch,), (load,) = engine.rank.prefetches, engine.rank.loads
+            assert prefetch["source"] == load["source"], "what was prefetched is what is loaded"
+            assert source.items() <= load["source"].items()
+            numbers.append((load["source"]["first_reader"], load["source"]["readers"]))
+        assert numbers == [(0, 4), (1, 4), (2, 4), (3, 4)]
 
     asyncio.run(case())

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from orchestrator.errors import JobFailed, UpdateRefused
 from orchestrator.observe.engines import PROBE_EPOCH
+from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import StoredJob
-from orchestrator.store.updates import CoordinatorReplaced
+from orchestrator.store.updates import CoordinatorReplaced, EndedUpdate
 from orchestrator.supervision import supervise_all
 from orchestrator.weight_service import PushOptions
-from orchestrator.weights import acts
+from orchestrator.weights import acts, runner
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Commitment
@@ -25,6 +28,7 @@ from tests.fakes.fake_launch import NOW, FakeFleet
 
 LIMITS = {"grace": 0.05, "again": 0.02, "tries": 2}
 AS_SET = PushOptions()
+NESTED: list[Any] = functools.reduce(lambda inner, _: [inner], range(300), [])
 
 
 def source(version: str) -> dict[str, str]:
@@ -134,13 +138,19 @@ def test_a28_a_version_that_one_engine_cannot_load_is_not_served_and_may_be_trie
         (FIRST_VERSION, {"transport": "path"}, AS_SET, "names other weights already"),
         (None, {"transport": "path"}, AS_SET, "version must be"),
         ("a b", {"transport": "path"}, AS_SET, "version must be"),
-        ("a", {"path": "/x"}, AS_SET, "source.transport is missing"),
+        ("a", {"path": "/x"}, AS_SET, "source.transport must be"),
+        ("a", {"transport": "pigeon"}, AS_SET, "source.transport must be"),
+        ("a", {"transport": "path", "path": float("nan")}, AS_SET, "no plain JSON"),
+        ("a", {"transport": "path", "path": "\ud800"}, AS_SET, "no plain JSON"),
+        ("a", {"transport": "path", "\ud800": "/x"}, AS_SET, "no plain JSON"),
+        ("a", {"transport": "path", "path": NESTED}, AS_SET, "no plain JSON"),
+        ("a", {"transport": "path", "path": "x" * 65_000}, AS_SET, "no plain JSON"),
         ("a", source("b"), AS_SET, "name it once"),
         ("a", {"transport": "path"}, PushOptions(strategy="rolling"), "rolling needs a second pair"),
     ],
 )
 def test_a_push_that_cannot_be_is_refused_before_it_is_noted(
-    fleet: FakeFleet, job: StoredJob, version: str | None, given: dict[str, str], options: PushOptions, says: str
+    fleet: FakeFleet, job: StoredJob, version: str | None, given: dict[str, Any], options: PushOptions, says: str
 ) -> None:
     with pytest.raises(UpdateRefused, match=says):
         fleet.weights().push("demo", version, given, options)
@@ -174,6 +184,24 @@ def test_an_update_that_hangs_is_cancelled_and_the_old_weights_serve_on(fleet: F
         assert (ended.outcome, ended.why, ended.is_cancelled) == ("cancelled", "by request", True)
         until(lambda: is_whole(fleet, FIRST_VERSION, 1))
         assert weights.cancel("demo", number) == ended, "once it has ended nothing changes"
+
+
+def test_a_disk_that_takes_its_time_gets_nobody_restarted(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A record takes longer than what follows it may."""
+    fleet.record(fleet.plan(weights={"limits": {**LIMITS, "hold": 0.2, "pause": 0.2, "command": 0.2}}))
+    fleet.supervision().open(fleet.bring_up())
+    write = fleet.updates.record
+
+    def written_slowly(job: str, run_id: str, generation: int, position: str, ended: EndedUpdate | None) -> None:
+        if '"phase":"resume"' in position:
+            time.sleep(0.3)
+        write(job, run_id, generation, position, ended)
+
+    monkeypatch.setattr(fleet.updates, "record", written_slowly)
+    monkeypatch.setattr(runner, "HELD_UP_S", 0.05)
+    weights = fleet.weights()
+    ended = weights.see_through("demo", weights.push("demo", None, source("step-1"), AS_SET).number)
+    assert (ended.outcome, weights.remarks("demo")) == ("committed", [])
 
 
 def test_an_update_that_nobody_has_begun_is_cancelled_without_an_act(fleet: FakeFleet, job: StoredJob) -> None:
@@ -240,6 +268,24 @@ def test_a_router_that_died_is_started_again_and_told_everything(fleet: FakeFlee
         fleet.machine.kill("router")
         until(lambda: fleet.machine.started.count("router") == 2)
         until(lambda: is_whole(fleet, FIRST_VERSION, 1))
+
+
+@pytest.mark.parametrize("call", ["serving_names", "is_serving", "get"])
+def test_a_database_that_is_locked_for_a_while_ends_no_supervision(
+    fleet: FakeFleet, job: StoredJob, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    number = fleet.weights().push("demo", None, source("step-1"), AS_SET).number
+    real, failures = getattr(fleet.store, call), iter(range(3))
+
+    def locked_at_first(*given: str) -> object:
+        if next(failures, None) is not None:
+            raise StateUnusable(fleet.home, "database is locked")
+        return real(*given)
+
+    monkeypatch.setattr(fleet.store, call, locked_at_first)
+    with supervised(fleet):
+        until(lambda: next(failures, None) is None)
+        assert fleet.weights().wait("demo", number, 10).outcome == "committed"
 
 
 def test_a_job_that_is_stopped_is_left_alone(fleet: FakeFleet, job: StoredJob) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,15 @@ import pytest
 
 from orchestrator.api import routes_rlhf
 from orchestrator.api.server import build_app
+from orchestrator.errors import UpdateRefused
 from orchestrator.supervision import supervise_all
+from orchestrator.weight_service import WeightService
+from orchestrator.weights.journal import PushRecord
 from tests.fakes.fake_launch import FakeFleet
 
 TOKEN = "the-token"
 LIMITS = {"grace": 0.05, "again": 0.02, "tries": 1}
+AS_JSON = {"content-type": "application/json"}
 SOURCE = {"transport": "path", "version": "step-1", "path": "/checkpoints/1"}
 
 
@@ -138,6 +143,36 @@ def test_vllms_client_is_told_of_an_update_that_takes_too_long(
     assert "/jobs/demo/weights/updates/1 says how it ends" in message(rlhf(api, "finish_weight_update"), 504)
     fleet.receivers.silent = set()
     assert fleet.weights().wait("demo", 1, 20).outcome == "committed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Interleaved(WeightService):
+    """Something else happens just after each push."""
+
+    then: Callable[[], object]
+
+    def push(self, *given: Any) -> PushRecord:
+        record = super().push(*given)
+        self.then()
+        return record
+
+
+@pytest.mark.parametrize("call", ["start", "end"])
+def test_what_comes_while_a_trainer_finishes_is_not_undone(fleet: FakeFleet, api: httpx.Client, call: str) -> None:
+    weights = Interleaved(**vars(fleet.weights()), then=lambda: getattr(sessions, call)("demo"))
+    sessions = routes_rlhf.RlhfSessions(weights)
+    sessions.start("demo")
+    sessions.update("demo", {"source": SOURCE})
+    assert sessions.finish("demo", None)["update"] == 1
+    with pytest.raises(UpdateRefused, match="no source was named" if call == "start" else "was started here"):
+        sessions.finish("demo", None)
+
+
+@pytest.mark.parametrize("field", [b'"a": 1', b'"\\ud800": 1'])
+def test_a_field_of_an_init_that_is_none_is_named(api: httpx.Client, field: bytes) -> None:
+    body = b'{"init_info": {%s}}' % field
+    reply = api.post("/jobs/demo/rlhf/init_weight_transfer_engine", content=body, headers=AS_JSON)
+    assert "need none, and got ['" in message(reply, 409)
 
 
 def test_calls_out_of_turn(api: httpx.Client) -> None:

@@ -62,15 +62,38 @@ def test_a14_a_leg_that_takes_too_long_is_closed_before_its_retry() -> None:
     asyncio.run(case())
 
 
-def test_a14_a_leg_on_a_lost_replica_is_closed_before_its_retry() -> None:
+@pytest.mark.parametrize("role", ["prefill", "decode"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a14_what_waits_for_a_replica_that_hangs_is_closed_and_run_elsewhere(role: str, stream: bool) -> None:
     async def case() -> None:
-        async with bench(decode=2, probe_timeout_s=0.1, probe_failures=2) as made:
-            first, second = made.decode
-            first.silent, first.health_s = True, 5.0
-            answer = await made.post()
-            assert (answer.status, answer.decode) == (200, second.name)
+        async with bench(prefill=2, decode=2, silence_limit_s=0.3) as made:
+            first, second = getattr(made, role)
+            first.answers.clear()
+            answer = made.start(stream=stream)
+            await until(lambda: first.open == 1)
+            first.lives.clear()
+            assert (await answer).status == 200
+            assert getattr(await answer, role) == second.name
             (closed_at,) = first.closed_at
-            assert closed_at < second.requests[0].at
+            assert closed_at < second.requests[-1].at
+            assert {each["breaker"] for each in (await made.state())["replicas"]} == {"closed", "open"}
+            first.lives.set()
+            await until(lambda: made.is_usable(first.name))
+
+    asyncio.run(case())
+
+
+def test_a15_a_leg_may_wait_for_as_long_as_its_replica_answers_probes() -> None:
+    async def case() -> None:
+        async with bench(decode=2, silence_limit_s=0.2) as made:
+            first, _ = made.decode
+            first.answers.clear()
+            answer = made.start()
+            await until(lambda: first.open == 1)
+            await asyncio.sleep(0.6)
+            assert (first.open, made.is_usable(first.name)) == (1, True)
+            first.answers.set()
+            assert (await answer).decode == first.name
 
     asyncio.run(case())
 
@@ -96,12 +119,12 @@ def test_the_time_of_a_request_covers_both_legs_and_all_attempts(stream: bool) -
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_leg_on_a_replica_that_is_lost_ends_at_once(stream: bool) -> None:
     async def case() -> None:
-        async with bench(probe_timeout_s=0.1, probe_failures=2) as made:
+        async with bench(probe_failures=2) as made:
             decode = made.decode[0]
             decode.silent = True
             answer = made.start(stream=stream)
             await until(lambda: decode.open == 1)
-            decode.health_s = 5.0
+            decode.healthy = False
             assert (await asyncio.wait_for(answer, 3)).status == 503
             assert await made.metric("legs_total", role="decode", outcome="unreachable") == 1
             assert await made.metric("legs_in_flight") == 0
@@ -127,7 +150,7 @@ def test_failed_legs_that_take_a_replica_out_free_those_that_wait_there() -> Non
 
 def test_a15_a_stream_on_a_lost_replica_goes_on_while_bytes_come_and_ends_when_it_falls_silent() -> None:
     async def case() -> None:
-        async with bench(probe_timeout_s=0.4, probe_failures=1) as made:
+        async with bench(silence_limit_s=0.5, probe_failures=1) as made:
             decode = made.decode[0]
             decode.tokens, decode.token_s = ["t"] * 8, 0.1
             flowing = made.start(stream=True)
@@ -151,7 +174,7 @@ def test_a15_a_stream_on_a_lost_replica_goes_on_while_bytes_come_and_ends_when_i
 
 def test_a15_a_busy_replica_survives_slow_probes_and_an_idle_one_does_not() -> None:
     async def case() -> None:
-        async with bench(probe_timeout_s=0.6, probe_failures=2) as made:
+        async with bench(silence_limit_s=1.0) as made:
             decode = made.decode[0]
             decode.tokens, decode.token_s, decode.health_s = ["t"] * 32, 0.1, 5.0
             answer = made.start(stream=True)

@@ -57,6 +57,26 @@ def test_a27_clients_that_leave_close_nothing_before_the_gate_thaws(role: str) -
     asyncio.run(case())
 
 
+def test_a27_a_hold_that_keeps_what_runs_closes_nothing_either() -> None:
+    """Prefill engines pause before the gate is frozen: the second legs of others go meanwhile."""
+
+    async def case() -> None:
+        async with bench(fenced=True) as made:
+            prefill = made.prefill[0]
+            prefill.answers.clear()
+            client = await LeavingClient.sending(made)
+            await until(lambda: prefill.open == 1)
+            await made.set_gate("holding")
+            assert (await made.command("/in_flight", {"mode": "keep"})).status == 200
+            assert prefill.fence is not None
+            prefill.fence.pause_received()
+            await client.leave()
+            await made.metric_reaches(1, "client_gone_total")
+            await _closes_only_after(made, prefill, 1)
+
+    asyncio.run(case())
+
+
 def test_a27_a_stream_whose_client_leaves_runs_on_until_the_gate_thaws() -> None:
     async def case() -> None:
         async with bench(fenced=True) as made:
@@ -142,17 +162,17 @@ def test_a27_an_abort_by_id_is_answered_and_not_closed() -> None:
 
 def test_a27_a_replica_that_falls_silent_while_frozen_keeps_its_legs() -> None:
     async def case() -> None:
-        async with bench(fenced=True, probe_timeout_s=0.1, probe_failures=1, retries=0) as made:
+        async with bench(fenced=True, silence_limit_s=0.1, retries=0) as made:
             decode = made.decode[0]
             decode.answers.clear()
             running = made.start()
             await until(lambda: decode.open == 1)
             await _freeze(made)
-            decode.health_s = 5.0
+            decode.lives.clear()
             await until(lambda: not made.is_usable(decode.name))
             await turns()
             assert (decode.open, decode.closed_early) == (1, 0)
-            decode.health_s = 0.0
+            decode.lives.set()
             decode.answers.set()
             assert (await running).status == 200
             await _thaw(made)

@@ -35,7 +35,7 @@ def test_a18_ids_are_unique_per_attempt_and_equal_on_both_legs() -> None:
 
 
 @pytest.mark.parametrize("body", [b'{"prompt": "\xff\xfe"}', b'{"prompt": "hel', b"[1]", b"", b"[" * 50_000])
-@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/finish_session", "/abort_requests"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/finish_session", "/abort_requests"])
 def test_a35_a_body_that_is_not_text_leaves_the_connection_usable(path: str, body: bytes) -> None:
     async def case() -> None:
         async with bench() as made:
@@ -51,7 +51,7 @@ def test_a35_a_body_that_is_not_text_leaves_the_connection_usable(path: str, bod
             status, reply = await send(path, body)
             assert status == 400
             assert json.loads(reply)["error"].keys() == {"message", "type", "code", "param"}
-            assert made.prefill[0].requests == []
+            assert made.prefill[0].requests == made.prefill[0].asked == made.decode[0].asked == []
             assert (await send(COMPLETIONS, b'{"prompt": "gr\xc3\xbc\xc3\x9fe"}'))[0] == 200
             assert await made.metric("replica_up") == 2
             writer.close()

@@ -145,16 +145,17 @@ async def _until_refused(url: str) -> None:
             await asyncio.sleep(0.02)
 
 
-def test_requests_in_line_end_with_the_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_requests_that_outlast_the_grace_are_told_to_come_again(tmp_path: Path, workers: int) -> None:
     async def case() -> None:
-        async with process(tmp_path, max_requests=1, shutdown_grace_s=0.5) as router:
+        async with process(tmp_path, max_requests=1, shutdown_grace_s=0.5, workers=workers) as router:
             router.decode.silent = True
             both = [asyncio.create_task(router.send()) for _ in range(2)]
             await until(lambda: router.decode.open == 1)
             router.process.send_signal(signal.SIGTERM)
             for each in both:
-                with pytest.raises(aiohttp.ClientError):
-                    await each
+                status, body = await each
+                assert (status, "shutting down" in json.loads(body)["error"]["message"]) == (503, True)
             status, log = await router.ended()
             assert status == 0
             assert "Traceback" not in log
@@ -188,6 +189,7 @@ def test_draining_ends_within_its_grace_while_a_stream_goes_on() -> None:
             started = time.monotonic()
             await stack.aclose()
             assert 0.8 < time.monotonic() - started < 5
+            assert b'"code":503' in (await client.reader.read())
             await client.leave()
 
     asyncio.run(case())

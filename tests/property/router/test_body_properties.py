@@ -56,7 +56,7 @@ def test_a35_any_bytes_are_parsed_or_refused(route: Route, raw: bytes) -> None:
     except RequestRefused:
         return
     assert isinstance(json.loads(raw), dict)
-    assert parsed.raw == raw
+    assert parsed.size == len(raw)
 
 
 LINES = st.lists(

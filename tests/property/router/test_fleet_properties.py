@@ -68,8 +68,8 @@ class Moves:
         self._with_client(number, self.world.leave)
 
     def interrupt(self, number: int) -> None:
-        how = ("readmit", "readmit", "abort", "asked", "keep")[number % 5]
-        self._with_client(number // 5, lambda client: self.world.interrupt(client, how))
+        how = ("readmit", "readmit", "abort", "asked", "keep", "shutdown")[number % 6]
+        self._with_client(number // 6, lambda client: self.world.interrupt(client, how))
 
     def finish(self, number: int) -> None:
         self.world.fleet.finish_session(SESSIONS[number % len(SESSIONS)] or "a")

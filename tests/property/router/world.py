@@ -234,9 +234,9 @@ class World(Judge):
             self.feed(client, ClientGone())
 
     def interrupt(self, client: Client, how: Any) -> None:
-        """An update deals with running requests while the gate is holding; an abort by id may come at any time. What
-        was decided before is told before: an answer must not meet a request that has begun anew."""
-        if how == "asked" or self.gate.state == "holding":
+        """An update deals with running requests while the gate is holding; an abort by id or a shutdown may come at
+        any time. What was decided before is told before: an answer must not meet a request that has begun anew."""
+        if how in ("asked", "shutdown") or self.gate.state == "holding":
             self.deliver()
             self.feed(client, Interrupted(how))
 

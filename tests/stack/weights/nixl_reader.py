@@ -8,6 +8,7 @@ It needs all tensors whole, or its rows and columns of them, as tensor parallel 
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -41,7 +42,7 @@ class Rank:
     def __init__(self, rank: int, ranks: int, kind: str) -> None:
         self.rank, self.ranks = rank, ranks
         self.kind = kind
-        self.transport = NixlTransport(name=f"reader-{rank}", rank=rank, world_size=ranks)
+        self.transport = NixlTransport(name=f"reader-{os.getpid()}", rank=rank, world_size=ranks)
         self.groups: list[list[Piece]] | None = None
         self.targets: list[list[Target]] = []
 

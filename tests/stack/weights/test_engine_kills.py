@@ -124,13 +124,13 @@ def test_a_trainer_that_is_gone_before_costs_a_bounded_time_and_nothing_else(
 
 def test_a_trainer_killed_during_a_read(running: Running, trainer: Program) -> None:
     source = trainer.hear("published")
-    running.load_hit(source, lambda: is_read_by(running.engine.ranks, source), trainer.kill)
+    running.load_hit(source, lambda: is_read_by(trainer, running.engine.ranks), trainer.kill)
 
 
 @pytest.mark.parametrize("trainer", [ONLY_TCP], indirect=True)
 def test_a_trainer_that_stands_still_during_a_read(running: Running, trainer: Program) -> None:
     source = trainer.hear("published")
-    running.load_hit(source, lambda: is_read_by(running.engine.ranks, source), lambda: trainer.signal(signal.SIGSTOP))
+    running.load_hit(source, lambda: is_read_by(trainer, running.engine.ranks), lambda: trainer.signal(signal.SIGSTOP))
 
 
 @pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
@@ -156,7 +156,7 @@ def test_an_engine_killed_during_a_read_holds_the_trainer_up_for_its_lease_alone
     source = trainer.hear("published")
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(running.engine.load, source, mode="gpu_fetch")
-        wait_until(lambda: is_read_by(ranks, source))
+        wait_until(lambda: is_read_by(trainer, ranks))
         running.engine.kill()
         assert loading.exception() is not None
     trainer.tell("wait", ranks, 10 * LEASE_S)

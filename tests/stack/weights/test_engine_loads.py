@@ -80,6 +80,30 @@ def test_three_loads_in_a_row(running: Running, mode: str) -> None:
             assert [group["name"] for group in numbers["groups"]][1:5] == [
                 f"model.layers.{layer}" for layer in range(4)
             ]
+            assert all(each["seconds"] > 0 and each["gb_per_s"] > 0 for each in (numbers, *numbers["groups"]))
+            assert numbers["transfer_s"] > 0
+            assert {"wait_s", "copy_s", "process_s", "peak_extra_bytes"} <= numbers.keys()
+
+
+def to_bfloat16(tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.bfloat16()
+
+
+def and_back(tensors: Tensors) -> None:
+    for name, tensor in tensors.items():
+        tensors[name] = tensor.bfloat16().float()
+
+
+@pytest.mark.parametrize("mode", ["gpu_fetch", "cpu_prefetch"])
+def test_what_is_sent_in_another_dtype_is_cast(running: Running, tmp_path: Path, mode: str) -> None:
+    engine = running.engine
+    engine.update(changed(running.models[0], tmp_path / "cast", to_bfloat16), mode=mode)
+    cast = engine.logprobs()
+    engine.update(changed(running.models[0], tmp_path / "as-it-is", and_back), mode=mode)
+    assert engine.logprobs() == cast
+    assert cast != running.expected[0]
+    engine.update(running.source(1), mode=mode)
 
 
 def wait_for_ranks(running: Running, settled: Callable[[RankReport], bool]) -> None:
@@ -111,9 +135,7 @@ def test_a_trainer_killed_during_a_prefetch_changes_nothing(running: Running) ->
     try:
         source = trainer.hear("published")
         assert engine.client.prefetch_weights(engine.instance, source, engine.next_order()).ok
-        deadline = time.monotonic() + SETTLE_S
-        while not nixl_trainer.is_read_by(RANKS, source):
-            assert time.monotonic() < deadline
+        assert nixl_trainer.is_read_by(trainer, RANKS)
         trainer.kill()
         wait_for_ranks(running, lambda report: report.phase == "idle")
     finally:

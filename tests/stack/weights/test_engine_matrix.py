@@ -51,7 +51,7 @@ def assert_computes(started: EngineProcess, expected: list[float]) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_tied", "llama", "qwen3_moe"])
+@pytest.mark.parametrize("architecture", ["qwen3", "qwen3_tied", "llama_biased", "qwen3_moe"])
 def test_loads(publishers: dict[str, Publish], tmp_path: Path, architecture: Architecture, ranks: int) -> None:
     models = checkpoints(architecture, VERSIONS)
     with (

@@ -17,8 +17,9 @@ from connectors.publisher.nixl import NixlPublisher
 from connectors.publisher.ranks import PublishError
 from connectors.weights.holdings import holdings
 from connectors.weights.nixl import server
+from connectors.weights.nixl.client import release
 from connectors.weights.nixl.transport import NixlTransport
-from connectors.weights.source import FetchError, Target
+from connectors.weights.source import FetchError, Target, numbered
 from connectors.weights.tensors import ITEM_BYTES, Piece
 from tests.stack.weights import fsdp_trainer, nixl_reader
 from tests.stack.weights.programs import ENVIRONMENT, Program
@@ -29,6 +30,8 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 WIDTH, LAYERS = 96, 3
 LEASE_S = 2.0
 TIMEOUT_S = 20.0
+WAIT_S = 3600.0
+"""Longer than any test: what ends before it was told to."""
 TRAINER_PORT = 22100
 SHARED, TCP = "tcp,self,sm", "tcp,self"
 """UCX's ways: with shared memory the reader alone moves the bytes, with TCP alone the producer has to take part."""
@@ -133,6 +136,32 @@ def test_replicas_of_hybrid_shards_give_the_same(started: Start, generators: int
         given.update(result["by_producer"])
     assert len(given) == 4
     assert max(given.values()) <= 1.05 * min(given.values())
+
+
+@pytest.mark.parametrize("ranks", [1, full(2)])
+def test_two_engines_load_from_replicas_evenly_and_release_the_trainer(started: Start, ranks: int) -> None:
+    """Told which of all generator ranks theirs are, as the control plane tells them."""
+    program = trainer(started, 4, replicas=4, width=512)[0]
+    engines = [readers(started, ranks) for _ in range(2)]
+    for seed in (1, 2):
+        source = publish(program, f"step-{seed}", seed)
+        given: list[Counter[str]] = []
+        for number, group in enumerate(engines):
+            for reader in group:
+                load(reader, numbered(source, first_reader=number * ranks, readers=2 * ranks))
+        for group in engines:
+            given.append(Counter())
+            for rank, reader in enumerate(group):
+                result = loaded(reader)
+                assert result["digest"] == expected(rank, ranks, seed, width=512)[0]
+                assert result["planned"] == (seed == 1)
+                given[-1].update(result["by_producer"])
+        assert not given[0].keys() & given[1].keys(), "each engine has its own half of the holders"
+        total = given[0] + given[1]
+        assert (len(total), max(total.values()) <= 1.05 * min(total.values())) == (4, True), total
+        program.tell("wait", None, WAIT_S)
+        release(source, TIMEOUT_S)
+        assert program.hear("done") == (2 * ranks, 0)
 
 
 def test_a_version_that_is_not_served_is_refused(started: Start) -> None:

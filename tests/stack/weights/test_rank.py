@@ -6,13 +6,15 @@ import gc
 import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
+from vllm.model_executor.layers.quantization.auto_awq import AutoAWQLinearMethod
 from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
 
 from connectors.vllm_plugin.weights.agreement import AgreementLost, EngineRanks
@@ -270,6 +272,43 @@ def test_a_plan_that_is_new_to_one_rank_alone_is_judged_by_all(tmp_path: Path) -
         for report in load(*paths):
             assert told in report.error
             assert (report.torn, report.lost) == ("", "")
+
+
+@pytest.mark.parametrize("mode", ["gpu_fetch", "cpu_prefetch"])
+def test_a_file_that_was_overwritten_between_the_ranks_opens_is_named(tmp_path: Path, mode: str) -> None:
+    """The new one has the same tensors, so nothing else tells that one rank would load old weights."""
+    file = tmp_path / "model.safetensors"
+    halves = [Half(rank) for rank in range(2)]
+    ranks = [RankWeights(half, torch.float32, Pair(half.rank, 2, []), WeightSettings()) for half in halves]
+    command = WeightCommand(
+        name="load", call="c", source={"transport": "path", "version": "v", "path": str(tmp_path)}, mode=mode
+    )
+
+    def load(overwrite: bool) -> list[RankReport]:
+        save_file({"rows": torch.randn(4, 3)}, file)
+        with ThreadPoolExecutor(2) as pool:
+            first = pool.submit(ranks[0].answer, command.to_wire())
+            while not Pair.meeting.n_waiting:
+                assert not first.done()
+                threading.Event().wait(0.01)
+            if overwrite:
+                save_file({"rows": torch.randn(4, 3)}, file)
+            second = pool.submit(ranks[1].answer, command.to_wire())
+            return [RankReport.from_wire(each.result()) for each in (first, second)]
+
+    for report in load(overwrite=True):
+        assert (report.ok, report.torn, report.lost) == (False, "", "")
+        assert str(file) in report.error
+    assert all(report.ok for report in load(overwrite=False))
+    assert torch.equal(torch.cat([half.rows for half in halves]), load_file(file)["rows"])
+
+
+def test_parameters_in_fewer_bits_than_are_sent_are_refused_for_gpu_fetch_at_the_start(tmp_path: Path) -> None:
+    model = Model()
+    model.layers[1].quant_method = AutoAWQLinearMethod(None)
+    for mode, refused in (("gpu_fetch", True), ("cpu_prefetch", False)):
+        with pytest.raises(ValueError, match=r"quantised \(layers\.1, ") if refused else nullcontext():
+            RankWeights(model, torch.float32, EngineRanks(0, 1, []), WeightSettings(mode=mode))
 
 
 def test_orders_and_unknown_commands(rank: Rank) -> None:

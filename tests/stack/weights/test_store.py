@@ -193,7 +193,7 @@ def test_a_storage_client_that_hangs_or_dies_is_an_error_in_time(tmp_path: Path,
                 fetch.close()
 
         os.kill(own.client.pid, signal.SIGSTOP)
-        with pytest.raises(FetchError, match="not done after 1 s"):
+        with pytest.raises(FetchError, match="not done after"):
             load(1.0)
         with pytest.raises(FetchError, match="earlier read has not come back"):
             load(1.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -55,6 +56,12 @@ def test_a_stream_token_by_token() -> None:
     assert read_generated({"prompt": "abc"}, stream(first, second, last)) == GIVEN
     cut_off = stream(first, second)[:-40]
     assert read_generated({"prompt": "abc"}, cut_off).tokens == (7,)
+
+
+def test_a_log_probability_that_is_no_number_is_kept_as_such() -> None:
+    choice = {"index": 0, "prompt_token_ids": [1], "token_ids": [7], "logprobs": {"token_logprobs": [None]}}
+    (score,) = read_generated({"prompt": "a"}, stream({"choices": [choice]})).logprobs
+    assert math.isnan(score)
 
 
 @pytest.mark.parametrize(

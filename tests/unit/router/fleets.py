@@ -90,7 +90,7 @@ def is_idle(fleet: Fleet) -> bool:
 def make_member(
     name: str, *, role: EngineRole = "decode", order: int = 1, instance: str = "", max_legs: int | None = None
 ) -> Member:
-    rules = HealthRules(probe_failures=3, busy_window_s=6.0, breaker=BREAKER, max_legs=max_legs)
+    rules = HealthRules(probe_failures=3, silence_limit_s=6.0, breaker=BREAKER, max_legs=max_legs)
     url, breaker = f"http://{name}", Breaker(BREAKER)
     return Member(name=name, role=role, url=url, instance=instance, order=order, rules=rules, breaker=breaker)
 

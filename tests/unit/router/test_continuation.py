@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -212,7 +213,7 @@ def test_a_client_without_an_event_gets_the_next_run_as_it_is() -> None:
 def test_a_stream_whose_tokens_are_all_delivered_is_only_ended(route: Route) -> None:
     body = client_body(route, stream_options={"include_usage": True})
     engine = ModelEngine(route, PIECES)
-    source = engine.stream(json.loads(body.raw))
+    source = engine.stream(json.loads(msgspec.json.encode(body.fields)))
     for left, events in ((2, 2), (1, 1)):
         delivered = cut_after(engine, body, len(source) - left)
         answer = continue_stream(body, delivered, version="v1", label=b'{"epochs":[1]}')

@@ -12,10 +12,8 @@ from router.core.epochs import Epochs, Salter
 
 def test_versions_in_the_order_of_their_epochs() -> None:
     epochs = Epochs()
-    assert epochs.current is None
     for number, version in ((3, "b"), (1, "a"), (4, "a")):
         epochs.commit(number, version)
-    assert epochs.current == 4
     assert epochs.newest(9) == {1: "a", 3: "b", 4: "a"}
     assert epochs.newest(2) == {3: "b", 4: "a"}
     assert [epochs.version_of(number) for number in (1, 3, 9)] == ["a", "b", ""]
@@ -27,6 +25,16 @@ def test_saying_it_again_changes_nothing() -> None:
     epochs.commit(1, "a")
     epochs.commit(1, "other")
     assert epochs.version_of(1) == "a"
+
+
+def test_a_version_that_was_given_up_counts_no_more_until_it_comes_again() -> None:
+    epochs = Epochs()
+    for number, version, committed in ((1, "a", None), (2, "b", 1), (3, "a", 1)):
+        epochs.commit(number, version, committed=committed)
+    assert [epochs.first_with(version) for version in ("a", "b")] == [1, None]
+    assert epochs.version_of(2) == "b", "replies may still be made from it"
+    epochs.commit(4, "b", committed=3)
+    assert epochs.first_with("b") == 4
 
 
 def test_only_old_epochs_are_forgotten() -> None:

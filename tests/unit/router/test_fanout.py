@@ -24,8 +24,7 @@ def taken_apart(body: Any, route: Route = "completions", limit: int = 100) -> li
     for one in bodies:
         check_split(one)
         assert one.session_id == "s"
-        assert json.loads(one.raw) == {name: json.loads(bytes(value)) for name, value in one.fields.items()}
-    return [json.loads(one.raw) for one in bodies]
+    return [{name: json.loads(bytes(value)) for name, value in one.fields.items()} for one in bodies]
 
 
 def event(fields: Any) -> bytes:

@@ -20,10 +20,10 @@ def lost(*, silent: bool) -> ReplicaLost:
 
 
 def test_a_loss_is_reported_and_a_busy_replica_keeps_its_streams() -> None:
-    fleet = make_fleet(decode=1, probe_failures=2, probe_interval_s=1.0, probe_timeout_s=5.0)
+    fleet = make_fleet(decode=1, probe_failures=2, silence_limit_s=6.0)
     told = losses_of(fleet)
     fleet.byte_seen("decode-0", 10.0)
-    for now in (11.0, 12.0, 17.0):
+    for now in (11.0, 12.0, 16.0):
         fleet.probe_failed("decode-0", "refused", now)
     assert told == [lost(silent=False), lost(silent=True)]
     fleet.probe_passed("decode-0", 18.0)
@@ -32,13 +32,25 @@ def test_a_loss_is_reported_and_a_busy_replica_keeps_its_streams() -> None:
 
 
 def test_a15_slow_probes_of_a_sending_replica_report_no_loss() -> None:
-    fleet = make_fleet(decode=1, probe_failures=1, probe_interval_s=1.0, probe_timeout_s=5.0)
+    fleet = make_fleet(decode=1, silence_limit_s=6.0)
     told = losses_of(fleet)
     fleet.byte_seen("decode-0", 10.0)
-    fleet.probe_failed("decode-0", "slow", 12.0)
+    fleet.probe_failed("decode-0", "slow", 15.9)
     assert told == []
-    fleet.probe_failed("decode-0", "slow", 17.0)
+    fleet.probe_failed("decode-0", "slow", 16.0)
     assert told == [lost(silent=True)]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "answered"),
+    [("ok", True), ("client_error", True), ("engine_error", True), ("cancelled", False), ("timeout", False)],
+)
+def test_a15_a_leg_that_was_answered_shows_that_its_replica_does_not_hang(outcome: LegOutcome, answered: bool) -> None:
+    fleet = make_fleet(decode=1, silence_limit_s=6.0)
+    told = losses_of(fleet)
+    leg(fleet, outcome, now=10.0)
+    fleet.probe_failed("decode-0", "slow", 15.9)
+    assert told == ([] if answered else [lost(silent=True)])
 
 
 def leg(fleet: Fleet, outcome: LegOutcome, *, blamed: bool = True, now: float = 0.0) -> None:

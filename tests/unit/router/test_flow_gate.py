@@ -275,8 +275,19 @@ def test_a14_an_abort_by_id_ends_a_request_in_any_state(state: str) -> None:
     assert driver.idle
 
 
+@pytest.mark.parametrize("state", ["asking", "prefill", "asking_second", "decode", "relaying", "resting"])
+def test_a_router_that_ends_asks_the_clients_of_all_requests_to_come_again(state: str) -> None:
+    driver = held_in(state)
+    driver.gate.set("frozen")
+    commands = driver.interrupt("shutdown")
+    assert error_of(commands)["code"] == 503
+    assert CancelLeg not in kinds(commands), "what runs on a paused engine ends with the process"
+    driver.gate.set("open")
+    assert driver.flow.state == ("parked" if state in AT_ENGINES else "done")
+
+
 @pytest.mark.parametrize("state", ["parked", "done"])
-@pytest.mark.parametrize("how", ["abort", "readmit", "keep", "asked"])
+@pytest.mark.parametrize("how", ["abort", "readmit", "keep", "asked", "shutdown"])
 def test_what_is_over_for_the_client_is_not_interrupted(state: str, how: str) -> None:
     driver = pair()
     driver.until(state)

@@ -19,6 +19,16 @@ def test_what_each_state_allows(state: GateState, start: bool, go_on: bool, clos
     assert (gate.may_start, gate.may_continue, gate.may_close) == (start, go_on, close)
 
 
+def test_a_hold_that_keeps_what_runs_closes_nothing_until_the_gate_opens() -> None:
+    gate = Gate()
+    gate.set("holding")
+    gate.keeps = True
+    assert (gate.may_continue, gate.may_close) == (True, False)
+    for state in ("frozen", "holding", "open", "holding"):
+        gate.set(state)
+    assert gate.may_close
+
+
 def test_the_states_that_can_be_named_are_all_of_them() -> None:
     assert set(GATE_STATES) == {"open", "holding", "frozen"}
 

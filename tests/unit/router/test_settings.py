@@ -1,20 +1,11 @@
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
 from connectors.engine_env import KEEP_ALIVE_S
-from router.settings import (
-    ConsistentHash,
-    EngineEndpoint,
-    LeastLoaded,
-    PolicyName,
-    PowerOfTwo,
-    RoundRobin,
-    RouterSettings,
-    StickyLeastLoaded,
-)
+from router.settings import EngineEndpoint, RouterSettings
 from tests.unit.router.fleets import make_settings
 
 
@@ -66,8 +57,3 @@ def test_a16_idle_connections_are_dropped_before_the_engines_drop_them() -> None
 
 def test_a16_the_engines_are_started_with_the_keep_alive_that_the_router_reckons_with() -> None:
     assert make_settings().engine_keepalive_s == KEEP_ALIVE_S
-
-
-def test_every_policy_has_a_name() -> None:
-    policies = (StickyLeastLoaded, RoundRobin, LeastLoaded, ConsistentHash, PowerOfTwo)
-    assert {each.model_fields["type"].default for each in policies} == set(get_args(PolicyName))

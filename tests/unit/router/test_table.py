@@ -56,16 +56,18 @@ def test_a_good_probe_forgets_the_bad_ones() -> None:
         member.probe_passed(0.0)
 
 
-def test_a15_slow_probes_do_not_judge_a_replica_that_sends() -> None:
+def test_a15_slow_probes_take_out_a_replica_of_which_nothing_else_is_heard() -> None:
     member = up(make_member("a"))
-    member.last_byte = 10.0
-    assert usable_after(member, 5, "slow", 16.0) == [True] * 5
-    assert usable_after(member, 3, "slow", 16.1) == [True, True, False]
+    member.heard_at = 10.0
+    assert usable_after(member, 5, "slow", 15.9) == [True] * 5
+    assert usable_after(member, 1, "slow", 16.0) == [False]
+    member.heard_at = 16.0
+    assert usable_after(member, 1, "slow", 16.0) == [False], "only an answer to a probe brings it back"
 
 
 def test_a15_a_refused_probe_counts_also_for_a_replica_that_sent() -> None:
     member = up(make_member("a"))
-    member.last_byte = 10.0
+    member.heard_at = 10.0
     assert usable_after(member, 3, "refused", 10.0) == [True, True, False]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -35,11 +36,19 @@ def make_limits(**changes: Any) -> Limits:
 
 
 GET = b"GET / HTTP/1.1\r\nHost: h\r\n\r\n"
-GET_AND_CLOSE = b"GET / HTTP/1.1\r\nConnection: close\r\n\r\n"
+POST = b"POST / HTTP/1.1\r\nHost: h\r\n"
+"""The beginning of a head that goes on."""
+_DATE = re.compile(rb"Date: \w{3}, \d\d \w{3} \d{4} \d\d:\d\d:\d\d GMT\r\n")
+GET_AND_CLOSE = b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"
 
 
 def echo(request: Request, responder: Responder) -> None:
     responder.reply(200, (("X-Path", request.path),), request.body)
+
+
+def without_dates(replies: bytes) -> bytes:
+    """What is the same whenever it is said."""
+    return _DATE.sub(b"", replies)
 
 
 class RawClient:
@@ -55,12 +64,12 @@ class RawClient:
 
     async def hear(self, until: bytes) -> bytes:
         async with asyncio.timeout(WAIT_S):
-            return await self.reader.readuntil(until)
+            return without_dates(await self.reader.readuntil(until))
 
     async def hear_all(self) -> bytes:
         """Until the server has closed."""
         async with asyncio.timeout(WAIT_S):
-            return await self.reader.read()
+            return without_dates(await self.reader.read())
 
     async def reply(self) -> tuple[bytes, bytes]:
         """Head and body of a reply with a length."""

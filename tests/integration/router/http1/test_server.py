@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
+from email.utils import parsedate_to_datetime
 
 import pytest
 
 from router.io.http1.server import Request, Responder
 from tests.integration.router.harness import until
-from tests.integration.router.http1.harness import GET, GET_AND_CLOSE, Held, Run, both_loops, echo, served
+from tests.integration.router.http1.harness import GET, GET_AND_CLOSE, POST, Held, Run, both_loops, echo, served
 
 
 @both_loops
@@ -19,7 +21,7 @@ def test_a_connection_serves_request_after_request(run: Run) -> None:
         async with served(echo) as at:
             client = await at.client()
             for size in (0, 1, 5_000, 300_000):
-                await client.say(b"POST /x HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % size + b"b" * size)
+                await client.say(b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: %d\r\n\r\n" % size + b"b" * size)
                 head, body = await client.reply()
                 assert head == b"HTTP/1.1 200 OK\r\nX-Path: /x\r\nContent-Length: %d\r\n\r\n" % size
                 assert body == b"b" * size
@@ -34,7 +36,7 @@ def test_pipelined_requests_are_answered_one_at_a_time_in_order(run: Run) -> Non
         held = Held()
         async with served(held) as at:
             client = await at.client()
-            await client.say(b"".join(b"GET /%d HTTP/1.1\r\n\r\n" % number for number in range(20)))
+            await client.say(b"".join(b"GET /%d HTTP/1.1\r\nHost: h\r\n\r\n" % number for number in range(20)))
             for number in range(20):
                 await held.has(number + 1)
                 assert [each.path for each in held.requests] == [f"/{each}" for each in range(number + 1)]
@@ -57,7 +59,7 @@ def test_no_byte_of_a_long_pipeline_is_lost(run: Run) -> None:
 
         async with served(soon) as at:
             bodies = [b"%d" % number * 3_000 for number in range(200)]
-            raw = b"".join(b"POST / HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body for body in bodies)
+            raw = b"".join(POST + b"Content-Length: %d\r\n\r\n" % len(body) + body for body in bodies)
             answer = await at.ask(raw + GET_AND_CLOSE)
             assert answer.count(b"HTTP/1.1 200 OK\r\n") == 201
             assert served_bodies == [*bodies, b""]
@@ -115,6 +117,23 @@ def test_a_streamed_reply_is_chunked(run: Run) -> None:
 
 
 @both_loops
+def test_every_reply_says_when_it_was_made(run: Run) -> None:
+    async def case() -> None:
+        async with served(echo, header_timeout_s=0.1) as at:
+            said = []
+            for raw in (GET_AND_CLOSE, b"nonsense\r\n\r\n"):
+                client = await at.client()
+                await client.say(raw)
+                reply = await client.reader.read()
+                (line,) = [line for line in reply.split(b"\r\n") if line.startswith(b"Date: ")]
+                said.append(parsedate_to_datetime(line[6:].decode()))
+            assert all(abs(time.time() - each.timestamp()) < 60 for each in said)
+            await until(lambda: parsedate_to_datetime(at.server.date_line[6:]) > max(said))
+
+    run(case())
+
+
+@both_loops
 def test_replies_without_a_body(run: Run) -> None:
     def reply(request: Request, responder: Responder) -> None:
         if request.path == "/stream":
@@ -126,7 +145,8 @@ def test_replies_without_a_body(run: Run) -> None:
 
     async def case() -> None:
         async with served(reply) as at:
-            raw = b"HEAD / HTTP/1.1\r\n\r\nHEAD /stream HTTP/1.1\r\n\r\nGET /nothing HTTP/1.1\r\n\r\n"
+            asked = (b"HEAD /", b"HEAD /stream", b"GET /nothing")
+            raw = b"".join(b"%b HTTP/1.1\r\nHost: h\r\n\r\n" % each for each in asked)
             assert await at.ask(raw + GET_AND_CLOSE) == (
                 b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n"
                 b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -220,7 +240,7 @@ def test_offers_of_other_protocols_are_not_taken(run: Run) -> None:
     async def case() -> None:
         async with served(echo) as at:
             for offered in (b"h2c", b"websocket"):
-                head = b"POST / HTTP/1.1\r\nConnection: Upgrade\r\nUpgrade: %b\r\nContent-Length: 4\r\n\r\n" % offered
+                head = POST + b"Connection: Upgrade\r\nUpgrade: %b\r\nContent-Length: 4\r\n\r\n" % offered
                 assert (await at.ask(head + b"body" + GET_AND_CLOSE)).startswith(b"HTTP/1.1 200 OK\r\n")
 
     run(case())
@@ -239,12 +259,12 @@ def test_an_application_that_fails(run: Run, caplog: pytest.LogCaptureFixture) -
         async with served(failing) as at:
             client = await at.client()
             for path in (b"/", b"/injected"):
-                await client.say(b"GET %b HTTP/1.1\r\n\r\n" % path)
+                await client.say(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % path)
                 head, body = await client.reply()
                 assert head.startswith(b"HTTP/1.1 500 ")
                 assert json.loads(body)["error"]["type"] == "InternalServerError"
                 assert b"bug" not in body
-            await client.say(b"GET /late HTTP/1.1\r\n\r\n")
+            await client.say(b"GET /late HTTP/1.1\r\nHost: h\r\n\r\n")
             cut_off = await client.hear_all()
             assert not cut_off.endswith(b"0\r\n\r\n")
 

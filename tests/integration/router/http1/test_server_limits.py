@@ -11,7 +11,7 @@ import pytest
 
 from router.io.http1 import server
 from tests.integration.router.harness import until
-from tests.integration.router.http1.harness import GET, Held, Run, Served, both_loops, echo, served
+from tests.integration.router.http1.harness import GET, POST, Held, Run, Served, both_loops, echo, served
 
 
 def error_of(answer: bytes) -> tuple[int, Any]:
@@ -27,17 +27,17 @@ def test_the_body_is_asked_for_once_it_is_wanted(run: Run) -> None:
     async def case() -> None:
         async with served(echo, max_body_bytes=10) as at:
             client = await at.client()
-            await client.say(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\n")
+            await client.say(POST + b"Expect: 100-continue\r\nContent-Length: 4\r\n\r\n")
             assert await client.hear(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
             await client.say(b"bo")
             await client.say(b"dy")
             assert (await client.reply())[1] == b"body"
             # A client that didn't wait isn't asked.
-            await client.say(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 4\r\n\r\nbody")
+            await client.say(POST + b"Expect: 100-continue\r\nContent-Length: 4\r\n\r\nbody")
             assert (await client.reply())[0].startswith(b"HTTP/1.1 200 ")
-            too_large = await at.ask(b"POST / HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 11\r\n\r\n")
+            too_large = await at.ask(POST + b"Expect: 100-continue\r\nContent-Length: 11\r\n\r\n")
             assert error_of(too_large)[0] == 413
-            assert error_of(await at.ask(b"POST / HTTP/1.1\r\nExpect: more\r\nContent-Length: 4\r\n\r\n"))[0] == 417
+            assert error_of(await at.ask(POST + b"Expect: more\r\nContent-Length: 4\r\n\r\n"))[0] == 417
 
     run(case())
 
@@ -47,10 +47,10 @@ def test_the_body_is_asked_for_once_it_is_wanted(run: Run) -> None:
     ("raw", "status", "kind"),
     [
         (b"NONSENSE\r\n\r\n", 400, "BadRequestError"),
-        (b"POST / HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "BadRequestError"),
-        (b"GET / HTTP/1.1\r\nX: " + b"x" * 20_000, 431, "RequestHeaderFieldsTooLargeError"),
-        (b"POST / HTTP/1.1\r\nContent-Length: 1000001\r\n\r\n", 413, "RequestTooLargeError"),
-        (b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked\r\n\r\n", 501, "UnsupportedError"),
+        (POST + b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "BadRequestError"),
+        (b"GET / HTTP/1.1\r\nHost: h\r\nX: " + b"x" * 20_000, 431, "RequestHeaderFieldsTooLargeError"),
+        (POST + b"Content-Length: 1000001\r\n\r\n", 413, "RequestTooLargeError"),
+        (POST + b"Transfer-Encoding: gzip, chunked\r\n\r\n", 501, "UnsupportedError"),
     ],
 )
 def test_what_is_refused_gets_an_error_and_is_counted(run: Run, raw: bytes, status: int, kind: str) -> None:
@@ -71,7 +71,7 @@ def test_a_refused_client_that_is_still_sending_can_read_why(run: Run) -> None:
     async def case() -> None:
         async with served(echo) as at:
             client = await at.client()
-            await client.say(b"POST / HTTP/1.1\r\nContent-Length: 8000000\r\n\r\n")
+            await client.say(POST + b"Content-Length: 8000000\r\n\r\n")
             await client.say(b"x" * 8_000_000)
             assert error_of(await client.hear_all())[0] == 413
             client.writer.close()
@@ -102,7 +102,7 @@ def test_a_chunked_body_is_cut_off_at_the_limit(run: Run) -> None:
     async def case() -> None:
         async with served(echo, max_body_bytes=100_000) as at:
             client = await at.client()
-            await client.say(b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await client.say(POST + b"Transfer-Encoding: chunked\r\n\r\n")
             for _ in range(20):
                 await client.say(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
             assert error_of(await client.hear_all())[0] == 413
@@ -111,7 +111,7 @@ def test_a_chunked_body_is_cut_off_at_the_limit(run: Run) -> None:
 
 
 @both_loops
-@pytest.mark.parametrize("begun", [b"GET / HT", b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\nab"])
+@pytest.mark.parametrize("begun", [b"GET / HT", POST + b"Content-Length: 5\r\n\r\nab"])
 def test_a_request_that_does_not_arrive_in_time(run: Run, begun: bytes) -> None:
     async def case() -> None:
         async with served(echo, header_timeout_s=0.2, body_timeout_s=0.2) as at:
@@ -138,7 +138,7 @@ def test_a_head_has_one_time_limit_and_a_body_has_one_for_every_byte(run: Run) -
             assert error_of(await trickle(at, b"GET /" + b"x" * 100))[0] == 408
         async with served(echo, header_timeout_s=0.4, body_timeout_s=0.8) as at:
             client = await at.client()
-            await client.say(b"POST / HTTP/1.1\r\nConnection: close\r\nContent-Length: 24\r\n\r\n")
+            await client.say(POST + b"Connection: close\r\nContent-Length: 24\r\n\r\n")
             for _ in range(24):
                 await client.say(b"x")
                 await asyncio.sleep(0.05)

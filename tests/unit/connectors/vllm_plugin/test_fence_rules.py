@@ -40,6 +40,8 @@ def headers(**changes: str | None) -> dict[bytes, bytes]:
         ("GET", "/weights/state", "weights"),
         ("POST", "/init_weight_transfer_engine", "token_only"),
         ("POST", "/inference/v1/abort_requests", "token_only"),
+        ("POST", "/sleep", "discarding"),
+        ("POST", "/weight_checker", "discarding"),
         ("POST", "/pause", "pause"),
         ("POST", "/resume", "resume"),
         ("GET", "/fence", "fence"),
@@ -225,6 +227,8 @@ def test_the_first_command_may_be_of_order_zero() -> None:
         (command((1, 0, 0), epoch="6"), "epoch"),  # type: ignore[arg-type]
         (command((1, 0, 0), epoch=True), "epoch"),
         (command((-1, 0, 0)), "update"),
+        (command((10**19, 0, 0)), "update"),
+        (command((1, 0, 0), epoch=10**19), "epoch"),
         (command((1, 0.5, 0)), "attempt"),  # type: ignore[arg-type]
         (command((1, 0, None)), "step"),  # type: ignore[arg-type]
         (command((1, 0, 0), salt="x"), "salt"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -41,6 +42,10 @@ class Engine:
         await self.quiet.wait()
 
 
+def always() -> bool:
+    return True
+
+
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unread, "DROP_EVERY_S", 0.005)
@@ -49,13 +54,13 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_handoffs_are_dropped_until_the_pause_is_over() -> None:
     """The last ones are told to the ranks after the pause has come."""
     engine = Engine(handoffs=3)
-    asyncio.run(unread.drop_while(engine, engine.pause()))
+    asyncio.run(unread.drop_while(engine, engine.pause(), is_wanted=always))
     assert engine.calls == 3
 
 
 def test_a_pause_that_waits_for_nothing_asks_nobody() -> None:
     engine = Engine(handoffs=0)
-    asyncio.run(unread.drop_while(engine, engine.pause()))
+    asyncio.run(unread.drop_while(engine, engine.pause(), is_wanted=always))
     assert engine.calls == 0
 
 
@@ -63,7 +68,7 @@ def test_a_pause_that_waits_for_nothing_asks_nobody() -> None:
 def test_where_ranks_cannot_drop_them_the_pause_waits(more: dict[str, str]) -> None:
     async def scenario() -> int:
         engine = Engine(handoffs=2, **more)
-        pausing = asyncio.create_task(unread.drop_while(engine, engine.pause()))
+        pausing = asyncio.create_task(unread.drop_while(engine, engine.pause(), is_wanted=always))
         await asyncio.sleep(0.05)
         assert not pausing.done()
         engine.give_up(2)
@@ -77,7 +82,7 @@ def test_a_client_that_leaves_takes_the_pause_along() -> None:
     async def scenario() -> None:
         engine = Engine(handoffs=1, extension="")
         pause = asyncio.ensure_future(engine.pause())
-        pausing = asyncio.create_task(unread.drop_while(engine, pause))
+        pausing = asyncio.create_task(unread.drop_while(engine, pause, is_wanted=always))
         await asyncio.sleep(0.01)
         pausing.cancel()
         await asyncio.wait({pausing, pause})
@@ -86,13 +91,15 @@ def test_a_client_that_leaves_takes_the_pause_along() -> None:
     asyncio.run(scenario())
 
 
+@pytest.fixture
+def token(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text(TOKEN)
+    monkeypatch.setenv("HEADRACE_TOKEN_FILE", str(tmp_path / "token"))
+
+
+@pytest.mark.usefixtures("token")
 @pytest.mark.parametrize(("header", "calls"), [("drop", 1), ("keep", 0), (None, 0)])
-def test_the_fence_drops_them_where_its_pause_says_so(
-    header: str | None, calls: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
-    token = tmp_path / "token"
-    token.write_text(TOKEN)
-    monkeypatch.setenv("HEADRACE_TOKEN_FILE", str(token))
+def test_the_fence_drops_them_where_its_pause_says_so(header: str | None, calls: int) -> None:
     engine = Engine(handoffs=1)
 
     class Paused(Inner):
@@ -105,3 +112,30 @@ def test_the_fence_drops_them_where_its_pause_says_so(
     app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
     reply = asyncio.run(call(Fence(Paused()), "POST", "/pause", headers, app=app))
     assert (reply.status, engine.calls) == (200, calls)
+
+
+@pytest.mark.usefixtures("token")
+def test_a_resume_ends_it_though_the_pause_itself_goes_on_waiting() -> None:
+    """vLLM ends a pause when the engine is idle next. Under the traffic after a resume that can take long, and each of
+    those handoffs has a reader."""
+
+    class Pausing(Inner):
+        async def answer(self, scope: Any, send: Any) -> None:
+            if scope["path"] == "/pause":
+                await engine.pause()
+            await super().answer(scope, send)
+
+    async def scenario() -> None:
+        app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
+        fence = Fence(Pausing())
+        pausing = asyncio.create_task(call(fence, "POST", "/pause", {**BEARER, "x-headrace-handoffs": "drop"}, app=app))
+        await asyncio.sleep(0.05)
+        assert (await call(fence, "POST", "/resume", app=app)).status == 200
+        before = engine.calls
+        await asyncio.sleep(0.05)
+        assert (engine.calls, before > 0, pausing.done()) == (before, True, False)
+        engine.quiet.set()
+        assert (await pausing).status == 200
+
+    engine = Engine(handoffs=1_000_000)
+    asyncio.run(scenario())

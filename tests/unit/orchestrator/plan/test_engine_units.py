@@ -110,13 +110,14 @@ class TestWeights:
     """How engines that take new weights in place are started."""
 
     def test_every_engine_of_a_job_with_weights_loads_the_plugin(self) -> None:
-        weights = {"load_mode": "cpu_prefetch", "keep_copy": False}
+        weights = {"transport": "nixl", "load_mode": "cpu_prefetch", "keep_copy": False}
         plan = plan_of(pd_data(weights=weights), facts_of(node(address="10.0.0.7")))
         for engine in plan.engines:
             assert argument(plan, engine.name, "--worker-extension-cls") == WORKER_EXTENSION
             assert argument(plan, engine.name, "--weight-transfer-config") == '{"backend": "headrace"}'
             env = unit(plan, engine.name).env
-            wanted = WeightSettings(mode="cpu_prefetch", keep_copy=False, host="10.0.0.7")
+            sources = ({"transport": "nixl"},)
+            wanted = WeightSettings(mode="cpu_prefetch", keep_copy=False, host="10.0.0.7", sources=sources)
             assert read_settings(env) == wanted
             assert env["VLLM_SERVER_DEV_MODE"] == "1"
 

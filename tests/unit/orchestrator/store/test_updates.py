@@ -73,21 +73,43 @@ def test_an_update_ends_with_its_record_and_only_once(updates: UpdateStore) -> N
 
 
 def test_one_update_at_a_time(updates: UpdateStore) -> None:
+    generation = updates.take_over("demo", RUN)
     updates.ask("demo", "first", NOW)
     with pytest.raises(UpdateRefused, match="update 1 of job 'demo' is under way"):
         updates.ask("demo", "second", NOW)
-    updates.end("demo", EndedUpdate(number=1, outcome="refused", why="no", at=NOW))
+    updates.end("demo", RUN, generation, EndedUpdate(number=1, outcome="refused", why="no", at=NOW))
     assert updates.ask("demo", "second", NOW) == 2
 
 
+def test_one_update_is_found_by_its_number_or_as_the_newest(updates: UpdateStore) -> None:
+    assert (updates.newest("demo"), updates.update("demo", 1)) == (None, None)
+    generation = updates.take_over("demo", RUN)
+    updates.ask("demo", "first", NOW)
+    updates.end("demo", RUN, generation, COMMITTED)
+    updates.ask("demo", "second", NOW)
+    first, second = updates.updates("demo")
+    assert (updates.newest("demo"), updates.update("demo", 2), updates.update("demo", 1)) == (second, second, first)
+    assert [updates.update("demo", number) for number in (-1, 0, 3, 10**30)] == [None] * 4
+
+
+def test_a_coordinator_that_was_overtaken_ends_no_update(updates: UpdateStore) -> None:
+    older = updates.take_over("demo", RUN)
+    updates.ask("demo", "first", NOW)
+    updates.take_over("demo", RUN)
+    with pytest.raises(CoordinatorReplaced, match="another coordinator"):
+        updates.end("demo", RUN, older, EndedUpdate(number=1, outcome="refused", why="no", at=NOW))
+    assert [each.outcome for each in updates.updates("demo")] == [""]
+
+
 def test_an_update_is_cancelled_until_it_has_ended(updates: UpdateStore) -> None:
+    generation = updates.take_over("demo", RUN)
     updates.ask("demo", "first", NOW)
     for _ in range(2):
         updates.cancel("demo", 1)
     assert [each.is_cancelled for each in updates.updates("demo")] == [True]
-    updates.end("demo", COMMITTED)
+    updates.end("demo", RUN, generation, COMMITTED)
     updates.ask("demo", "second", NOW)
-    updates.end("demo", EndedUpdate(number=2, outcome="committed", why="", at=NOW))
+    updates.end("demo", RUN, generation, EndedUpdate(number=2, outcome="committed", why="", at=NOW))
     updates.cancel("demo", 2)
     assert [each.is_cancelled for each in updates.updates("demo")] == [True, False]
 

@@ -14,7 +14,15 @@ from orchestrator.supervisor.startup_checks import OffloadProbe, caches_agree, p
 def engine(name: str) -> EnginePlan:
     role: Literal["prefill", "decode"] = "prefill" if name.startswith("prefill") else "decode"
     return EnginePlan(
-        name=name, role=role, node="n0", url="http://x", gpus=(), cores=(), joins_pool=True, token_file="/token"
+        name=name,
+        role=role,
+        node="n0",
+        url="http://x",
+        gpus=(),
+        ranks=1,
+        cores=(),
+        joins_pool=True,
+        token_file="/token",
     )
 
 

@@ -93,6 +93,18 @@ def test_a_life_that_is_still_coming_up_is_left_alone(fleet: FakeFleet, watch: W
     assert fleet.machine.started.count("decode-0") == 2
 
 
+def test_a_life_that_is_given_up_as_soon_as_it_is_ready_is_ended(fleet: FakeFleet, watch: Watch) -> None:
+    fleet.probe.never_ready = {"decode-0"}
+    restarted(fleet, watch)
+    successor = new_watch(fleet)
+    assert list(successor.look()) == [DECODE_ENDED]
+    fleet.probe.never_ready = set()
+    for news in successor.look():
+        assert news == DECODE_READY
+        successor.restart("decode-0")
+    looks_until(successor, lambda: fleet.machine.started.count("decode-0") == 3)
+
+
 def watch_is_busy(watch: Watch) -> bool:
     list(watch.look())
     return bool(watch.waiting)

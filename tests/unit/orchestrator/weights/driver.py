@@ -62,11 +62,17 @@ class Driver:
         )
         self.step(events.Ticked())
 
-    def update(self, version: str = "v1", strategy: Strategy = "barrier", mode: InFlightMode = "readmit") -> None:
+    def update(
+        self,
+        version: str = "v1",
+        strategy: Strategy = "barrier",
+        mode: InFlightMode = "readmit",
+        transport: str = "path",
+    ) -> None:
         update = Update(
             number=self.journal[-1].last_update + 1,
             version=version,
-            source={"version": version},
+            source={"transport": transport, "version": version},
             strategy=strategy,
             in_flight=mode,
             load_mode="cpu_prefetch",

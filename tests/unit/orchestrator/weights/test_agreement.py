@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from orchestrator.weights.agreement import FLOOR, TIMES_NOISE, UNSTEADY, Judgement, judge
+from orchestrator.weights.agreement import FLOOR, TIMES_NOISE, UNSTEADY, WORST, Judgement, judge
 
 COLD = (-1.0, -2.0, -3.0)
 
@@ -19,6 +21,13 @@ def test_the_same_within_rounding() -> None:
 def test_one_token_that_is_off_is_enough() -> None:
     judged = judge((-1.0, -2.0, -3.4), [COLD, COLD])
     assert (judged.outcome, judged.at, judged.off_by) == ("disagrees", 2, pytest.approx(0.4))
+
+
+@pytest.mark.parametrize("given", [(math.nan, -2.0, -3.0), (-1.0, -2.0, math.nan), (-1.0, -math.inf, -3.0)])
+def test_what_is_no_number_agrees_with_nothing(given: tuple[float, ...]) -> None:
+    judged = judge(given, [COLD, COLD])
+    assert (judged.outcome, judged.off_by) == ("disagrees", WORST)
+    assert judge(COLD, [given, given]).outcome == "unsteady"
 
 
 def test_what_is_allowed_follows_from_the_noise() -> None:

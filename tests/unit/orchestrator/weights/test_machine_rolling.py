@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 import pytest
 
 from orchestrator.errors import UpdateRefused
@@ -35,6 +37,14 @@ def test_a_group_is_drained_paused_loaded_verified_joined() -> None:
     assert about == [*kinds, acts.Drain]
 
 
+def test_everyone_has_its_copy_before_the_first_group_moves() -> None:
+    drive = Driver()
+    drive.update(strategy="rolling")
+    drive.run_to("choose")
+    assert {each.receiver for each in drive.sent(acts.Prefetch)} == set(drive.engines)
+    assert drive.sent(acts.Pause) == []
+
+
 def test_the_version_moves_after_the_last_group() -> None:
     """A28."""
     drive = Driver()
@@ -58,6 +68,8 @@ def test_a_later_group_that_fails_rolls_the_whole_fleet_back_to_a_new_epoch() ->
     drive.run(until=lambda: drive.outcomes() != [] or not drive.router.has_pair())
     assert (drive.outcomes(), drive.holds()) == (["rolled_back"], {("v0", 3, False)})
     assert ("decode-3", "v0") not in drive.loaded(), "it held them still"
+    told = {(ask.version, ask.epoch, ask.committed) for ask in map(attrgetter("ask"), drive.sent(acts.PublishEpoch))}
+    assert told == {("v1", 2, 1), ("v0", 3, 1)}, "the router learns that v1 was given up"
 
 
 def test_an_engine_that_comes_up_during_a_rolling_update_loads_its_target() -> None:

@@ -47,10 +47,10 @@ def way(position: Position) -> str:
     [
         (begun("barrier"), f"prefetch hold in_flight pause_prefill freeze pause_decode {BARRIER}"),
         (turn_back(begun("barrier"), ""), BARRIER),
-        (call_off(begun("barrier"), "", is_cancelled=False), "resume open"),
+        (call_off(begun("barrier"), "", is_cancelled=False), "resume open purge"),
         (begun("rolling"), f"prefetch {MOVES} commit open purge"),
         (turn_back(begun("rolling"), ""), f"{MOVES} commit open purge"),
-        (call_off(begun("rolling"), "", is_cancelled=False), "resume admit open"),
+        (call_off(begun("rolling"), "", is_cancelled=False), "resume admit open purge"),
         (begin_join(FIRST, LIMITS, "gpu_fetch"), f"{MOVES} open"),
     ],
 )

@@ -14,13 +14,13 @@ LIMITS = Limits(
 )
 SEEDS = [
     b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n",
-    b"POST /b HTTP/1.1\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
-    b"POST /c HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nT: r\r\n\r\n",
+    b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nExpect: 100-continue\r\n\r\nhello",
+    b"POST /c HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\nT: r\r\n\r\n",
     b"GET http://h/d?x#y HTTP/1.0\r\nConnection: keep-alive\r\nUpgrade: h2c\r\n\r\n",
-    b"HEAD /e HTTP/1.1\r\nConnection: close\r\n\r\n",
-    b"CONNECT h:1 HTTP/1.1\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
-    b"POST /raise HTTP/1.1\r\nContent-Length: 0\r\n\r\n",
-    b"POST /stream HTTP/1.1\r\nContent-Length: 1\r\n\r\nx",
+    b"HEAD /e HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n",
+    b"CONNECT h:1 HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n",
+    b"POST /raise HTTP/1.1\r\nHost: h\r\nContent-Length: 0\r\n\r\n",
+    b"POST /stream HTTP/1.1\r\nHost: h\r\nContent-Length: 1\r\n\r\nx",
     b"\r\n\r\n", b"\x00", b"\xff", b"\n", b"0\r\n", b" ", b":", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
 ]  # fmt: skip
 
@@ -37,7 +37,7 @@ def application(request: Request, responder: Responder) -> Exchange | None:
     return None
 
 
-@example([b"POST /b HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"])
+@example([b"POST /b HTTP/1.1\r\nHost: h\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"])
 @given(mutated(SEEDS))
 def test_every_stream_of_bytes_is_answered_or_closed(pieces: list[bytes]) -> None:
     served, refused = list[Request](), list[int]()

@@ -1,4 +1,4 @@
-"""Whether a producer lives, seen without asking it."""
+"""A connection to a producer: whether it lives, seen without asking."""
 
 from __future__ import annotations
 
