@@ -28,12 +28,11 @@ from tests.benchmarks.figures import Figure, Goal, result_line
 from tests.benchmarks.steady_load import pool_hits, steady_load
 from tests.e2e.harness import CALL_TIMEOUT_S, Headrace, internal_url, job_token
 from tests.fleet.control import Control, control_plane
+from tests.fleet.expected import weight_sets
 from tests.fleet.job import ENGINES, NAME, engine_of, fleet_table, wait_whole
 from tests.fleet.journal import next_phases
 from tests.stack.weights.checkpoints import path_source
 
-MODEL = Path(".cache/models/SmolLM2-135M-Instruct")
-"""The demo's: a tiny one is loaded sooner than a dozen answers have come."""
 LOOK_EVERY_S = 0.005
 UPDATES = 7
 ROLLS = 3
@@ -193,18 +192,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="make bench-updates", description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=UPDATES, help="barriers")
     parser.add_argument("--rolls", type=int, default=ROLLS, help="rolling updates")
-    parser.add_argument("--model", type=Path, default=MODEL, help="folder with a checkpoint")
+    parser.add_argument(
+        "--model", type=Path, default=weight_sets()[0], help="folder with another one than the tiny one"
+    )
     chosen = parser.parse_args(argv)
     model = chosen.model.absolute()
     with tempfile.TemporaryDirectory(prefix="bench-updates-") as folder:
         headrace = Headrace(Path(folder))
         with control_plane(headrace, NAME) as control, control.running_job(fleet_table(model=model)) as job:
             bench = Bench(control=control, job=job, model=model)
-            figures = bench.barrier(chosen.updates) if chosen.updates else []
-            figures += bench.rolling(chosen.rolls) if chosen.rolls else []
-    for figure in figures:
-        print("\n" + figure.report())
+            figures = _said(bench.barrier(chosen.updates)) if chosen.updates else []
+            figures += _said(bench.rolling(chosen.rolls)) if chosen.rolls else []
     print(result_line(figures, GOALS))
+
+
+def _said(figures: list[Figure]) -> list[Figure]:
+    for figure in figures:
+        print("\n" + figure.report(), flush=True)
+    return figures
 
 
 if __name__ == "__main__":
