@@ -23,6 +23,7 @@ from typing import Any
 import httpx
 
 from connectors.engine_client import CommandOrder, EngineClient
+from orchestrator.weights.phases import SEQUENCES
 from orchestrator.weights.words import Phase
 from tests.benchmarks.figures import Figure, Goal, result_line
 from tests.benchmarks.steady_load import pool_hits, steady_load
@@ -37,19 +38,8 @@ LOOK_EVERY_S = 0.005
 UPDATES = 7
 ROLLS = 3
 Recorded = Sequence[tuple[Phase, float]]
-CLOSED: tuple[Phase, ...] = (
-    "hold",
-    "in_flight",
-    "pause_prefill",
-    "freeze",
-    "pause_decode",
-    "load",
-    "commit",
-    "confirm",
-    "publish",
-    "resume",
-    "open",
-)
+_STEPS = SEQUENCES["barrier", "forward"]
+CLOSED = _STEPS[_STEPS.index("hold") : _STEPS.index("purge")]
 """The phases of a barrier in which requests wait; one that asks nobody for anything may be too short to be seen."""
 
 GOALS = (
@@ -192,9 +182,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="make bench-updates", description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=UPDATES, help="barriers")
     parser.add_argument("--rolls", type=int, default=ROLLS, help="rolling updates")
-    parser.add_argument(
-        "--model", type=Path, default=weight_sets()[0], help="folder with another one than the tiny one"
-    )
+    parser.add_argument("--model", type=Path, default=weight_sets()[0], help="folder with a checkpoint")
     chosen = parser.parse_args(argv)
     model = chosen.model.absolute()
     with tempfile.TemporaryDirectory(prefix="bench-updates-") as folder:
