@@ -27,7 +27,7 @@ _MOVES: tuple[Phase, ...] = (
     "admit",
 )
 _STILL: tuple[Phase, ...] = ("prefetch", "hold", "in_flight", "pause_prefill", "freeze", "pause_decode")
-_SEQUENCES: dict[tuple[Strategy, Going], tuple[Phase, ...]] = {
+SEQUENCES: dict[tuple[Strategy, Going], tuple[Phase, ...]] = {
     ("barrier", "forward"): (*_STILL, *_BARRIER),
     ("barrier", "back"): _BARRIER,
     ("barrier", "off"): ("resume", "open", "purge"),
@@ -44,12 +44,12 @@ CALLABLE_OFF: frozenset[Phase] = frozenset({"prefetch", "hold", "in_flight", "dr
 
 
 def first_phase(strategy: Strategy, going: Going) -> Phase:
-    return _SEQUENCES[strategy, going][0]
+    return SEQUENCES[strategy, going][0]
 
 
 def next_phase(course: Course) -> Phase | None:
     """None: the end. After `admit` the next group is chosen; what comes after the last group is `AFTER_GROUPS`."""
-    sequence = _SEQUENCES[course.update.strategy, course.going]
+    sequence = SEQUENCES[course.update.strategy, course.going]
     if course.phase == "admit" and course.going != "off":
         return "choose"
     later = sequence[sequence.index(course.phase) + 1 :]

@@ -137,12 +137,12 @@ class Receivers:
 
 def _read(client: EngineClient, *, takes_weights: bool) -> EngineFacts:
     """Raises `EngineCallFailed`, also where the answers are of two lives."""
-    before, served = client.fence().instance, None
-    if takes_weights and not client.fence().running:
+    before, served = client.fence(), None
+    if takes_weights and not before.running:
         # What the fence says of the weights is what the ranks said last.
         served = client.weights().served
     paused, fence = client.is_paused(), client.fence()
-    if fence.instance != before:
+    if fence.instance != before.instance:
         raise EngineCallFailed("another life of the engine answers")
     return EngineFacts(
         instance=fence.instance,

@@ -20,34 +20,26 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import httpx
+
 from connectors.engine_client import CommandOrder, EngineClient
+from orchestrator.weights.phases import SEQUENCES
 from orchestrator.weights.words import Phase
 from tests.benchmarks.figures import Figure, Goal, result_line
 from tests.benchmarks.steady_load import pool_hits, steady_load
-from tests.e2e.harness import CALL_TIMEOUT_S, Headrace
+from tests.e2e.harness import CALL_TIMEOUT_S, Headrace, internal_url, job_token
 from tests.fleet.control import Control, control_plane
 from tests.fleet.expected import weight_sets
 from tests.fleet.job import ENGINES, NAME, engine_of, fleet_table, wait_whole
 from tests.fleet.journal import next_phases
-from tests.fleet.versions import weights_of
 from tests.stack.weights.checkpoints import path_source
 
+LOOK_EVERY_S = 0.005
 UPDATES = 7
 ROLLS = 3
 Recorded = Sequence[tuple[Phase, float]]
-CLOSED: tuple[Phase, ...] = (
-    "hold",
-    "in_flight",
-    "pause_prefill",
-    "freeze",
-    "pause_decode",
-    "load",
-    "commit",
-    "confirm",
-    "publish",
-    "resume",
-    "open",
-)
+_STEPS = SEQUENCES["barrier", "forward"]
+CLOSED = _STEPS[_STEPS.index("hold") : _STEPS.index("purge")]
 """The phases of a barrier in which requests wait; one that asks nobody for anything may be too short to be seen."""
 
 GOALS = (
@@ -87,10 +79,11 @@ GOALS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bench:
     control: Control
     job: dict[str, Any]
+    model: Path
 
     def barrier(self, updates: int) -> list[Figure]:
         closed_ms, alone_ms, failed, phases_ms = [], [], 0, []
@@ -98,13 +91,13 @@ class Bench:
             wait_whole(self.job, self.control)
             alone_ms.append(self._alone_ms())
             wait_whole(self.job, self.control)
-            with steady_load(self.job) as statuses, ThreadPoolExecutor(1) as beside:
-                watched = beside.submit(next_phases, self.control.headrace.home)
-                self.control.push(strategy="barrier")
-                recorded = watched.result()
+            with steady_load(self.job) as statuses, ThreadPoolExecutor(2) as beside:
+                phases = beside.submit(next_phases, self.control.headrace.home)
+                closed = beside.submit(next_closed_ms, self.job)
+                self.control.push(checkpoint=self.model, strategy="barrier")
+                closed_ms.append(closed.result())
+                phases_ms.append(_lengths_ms(phases.result()))
             failed += _failed(statuses)
-            phases_ms.append(_lengths_ms(recorded))
-            closed_ms.append(sum(phases_ms[-1].get(phase, 0.0) for phase in CLOSED))
         medians = {phase: median(each.get(phase, 0.0) for each in phases_ms) for phase in CLOSED}
         parts = " ".join(f"{phase} {length_ms:.0f}" for phase, length_ms in medians.items())
         notes = [f"ms of each phase, medians: {parts}", f"requests that were not answered: {failed}"]
@@ -116,7 +109,7 @@ class Bench:
             wait_whole(self.job, self.control)
             _, epoch = self.control.served()
             with steady_load(self.job) as statuses, pool_hits(self.job) as hits:
-                self.control.update(strategy="rolling")
+                self.control.update(checkpoint=self.model, strategy="rolling")
             failed.append(_failed(statuses))
             old.append(hits[epoch])
             new.append(hits[self.control.served()[1]])
@@ -127,7 +120,7 @@ class Bench:
         """Pause, load and resume, each on all engines side by side; of the weights that they have, so that the job is
         as before."""
         version, epoch = self.control.served()
-        source = path_source(weight_sets()[weights_of(version)], version)
+        source = path_source(self.model, version)
         with ExitStack() as stack:
             engines = [Commanded(stack.enter_context(engine_of(self.job, name))) for name in ENGINES]
             threads = stack.enter_context(ThreadPoolExecutor(len(engines)))
@@ -165,6 +158,18 @@ class Commanded:
         return self._order
 
 
+def next_closed_ms(job: dict[str, Any]) -> float:
+    """How long the gate is closed when it closes next, as the router itself says. Blocking."""
+    changes: list[float] = []
+    headers = job_token(job)
+    with httpx.Client(base_url=internal_url(job), headers=headers, timeout=CALL_TIMEOUT_S, trust_env=False) as http:
+        for is_open in (True, False):
+            while (http.get("/state").json()["gate"] == "open") == is_open:
+                time.sleep(LOOK_EVERY_S)
+            changes.append(time.monotonic())
+    return 1000 * (changes[1] - changes[0])
+
+
 def _lengths_ms(recorded: Recorded) -> dict[Phase, float]:
     return {phase: 1000 * (after - at) for (phase, at), (_, after) in pairwise(recorded)}
 
@@ -177,15 +182,22 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="make bench-updates", description=__doc__.splitlines()[0])
     parser.add_argument("--updates", type=int, default=UPDATES, help="barriers")
     parser.add_argument("--rolls", type=int, default=ROLLS, help="rolling updates")
+    parser.add_argument("--model", type=Path, default=weight_sets()[0], help="folder with a checkpoint")
     chosen = parser.parse_args(argv)
+    model = chosen.model.absolute()
     with tempfile.TemporaryDirectory(prefix="bench-updates-") as folder:
         headrace = Headrace(Path(folder))
-        with control_plane(headrace, NAME) as control, control.running_job(fleet_table()) as job:
-            bench = Bench(control, job)
-            figures = bench.barrier(chosen.updates) + bench.rolling(chosen.rolls)
-    for figure in figures:
-        print("\n" + figure.report())
+        with control_plane(headrace, NAME) as control, control.running_job(fleet_table(model=model)) as job:
+            bench = Bench(control=control, job=job, model=model)
+            figures = _said(bench.barrier(chosen.updates)) if chosen.updates else []
+            figures += _said(bench.rolling(chosen.rolls)) if chosen.rolls else []
     print(result_line(figures, GOALS))
+
+
+def _said(figures: list[Figure]) -> list[Figure]:
+    for figure in figures:
+        print("\n" + figure.report(), flush=True)
+    return figures
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def job_token(status: dict[str, Any]) -> dict[str, str]:
 
 def router_state(status: dict[str, Any]) -> dict[str, Any]:
     """What the router says of itself on its internal port."""
-    reply = httpx.get(f"{_internal_url(status)}/state", headers=job_token(status), timeout=30, trust_env=False)
+    reply = httpx.get(f"{internal_url(status)}/state", headers=job_token(status), timeout=30, trust_env=False)
     state: dict[str, Any] = reply.raise_for_status().json()
     return state
 
@@ -130,11 +130,11 @@ def set_gate(status: dict[str, Any], gate: str) -> None:
     """Move the router's gate, in the name of the update that moved it last."""
     update, attempt, step = router_state(status)["order"]
     command = {"gate": gate, "update": update, "attempt": attempt, "step": step}
-    url = f"{_internal_url(status)}/gate"
+    url = f"{internal_url(status)}/gate"
     httpx.post(url, json=command, headers=job_token(status), timeout=30, trust_env=False).raise_for_status()
 
 
-def _internal_url(status: dict[str, Any]) -> str:
+def internal_url(status: dict[str, Any]) -> str:
     settings = json.loads(Path(status["directory"], "router.json").read_text(encoding="utf-8"))
     return f"http://{settings['internal_host']}:{settings['internal_port']}"
 

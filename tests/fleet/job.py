@@ -23,11 +23,12 @@ GRACE_S = 2
 """Until the keys of an old epoch are purged."""
 
 
-def fleet_table(name: str = NAME, pairs: int = 2) -> dict[str, Any]:
+def fleet_table(name: str = NAME, pairs: int = 2, model: Path | None = None) -> dict[str, Any]:
+    """`model`: the first set of weights, if left out."""
     roles = {"prefill": {"replicas": pairs}, "decode": {"replicas": pairs, "kv_offload": {"cpu": {"num_bytes": 0}}}}
     return split_job(
         name,
-        weight_sets()[0],
+        model or weight_sets()[0],
         ROUTER_PORT,
         roles=roles,
         handoff={"lease": LEASE_S},

@@ -10,12 +10,12 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import pytest
 
 from orchestrator.spec.weights import Strategy
+from orchestrator.weights.phases import SEQUENCES
 from orchestrator.weights.words import Phase
 from router.core.gate import GateState
 from tests.e2e.harness import Headrace, router_state, run_id, run_pids, unit_pid
@@ -27,10 +27,7 @@ from tests.fleet.traffic import check, difference, logprobs, served, traffic
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
-NOT_IN: dict[Strategy, tuple[Phase, ...]] = {
-    "barrier": ("choose", "drain", "admit"),
-    "rolling": ("hold", "in_flight", "freeze"),
-}
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 Moment = Literal["recorded", "sent"]
 """Just as the step is in the journal, or when its commands have been sent as well and their answers cannot be kept."""
 SENT_S = 0.3
@@ -49,19 +46,18 @@ GATES: tuple[tuple[Strategy, Phase, GateState], ...] = (
 )
 
 
-def phases(strategy: Strategy) -> list[Phase]:
-    """In their order."""
-    every: Sequence[Phase] = get_args(Phase)
-    return [phase for phase in every if phase not in NOT_IN[strategy]]
-
-
 def case(*values: str) -> Any:
     return pytest.param(*values, marks=[] if values in SHORT else [pytest.mark.full])
 
 
 @pytest.mark.parametrize(
     ("strategy", "phase", "moment"),
-    [case(strategy, phase, moment) for strategy in NOT_IN for phase in phases(strategy) for moment in get_args(Moment)],
+    [
+        case(strategy, phase, moment)
+        for strategy in STRATEGIES
+        for phase in SEQUENCES[strategy, "forward"]
+        for moment in get_args(Moment)
+    ],
 )
 def test_the_control_plane_is_killed(
     job: dict[str, Any], control: Control, headrace: Headrace, strategy: Strategy, phase: Phase, moment: Moment
@@ -69,8 +65,8 @@ def test_the_control_plane_is_killed(
     before, old_epoch = control.served()
     with traffic(job) as replies:
         push = begin(control, strategy)
-        later = phases(strategy)[phases(strategy).index(phase) :]
-        with held_at(headrace.home, push.number, later) as caught:
+        steps = SEQUENCES[strategy, "forward"]
+        with held_at(headrace.home, push.number, steps[steps.index(phase) :]) as caught:
             time.sleep(SENT_S if moment == "sent" else 0)
             control.kill()
         print(f"killed at {caught}")
