@@ -22,12 +22,13 @@ class Engine:
         parallel = SimpleNamespace(worker_extension_cls=extension, world_size=2)
         self.vllm_config = SimpleNamespace(parallel_config=parallel)
         self.handoffs, self.fails, self.calls = handoffs, fails, 0
-        self.quiet = asyncio.Event()
+        self.asked, self.quiet = asyncio.Event(), asyncio.Event()
         self.give_up(0)
 
     async def collective_rpc(self, method: str, timeout: float, args: tuple[Any, ...]) -> list[dict[str, Any]]:
         assert method == "headrace_drop_handoffs"
         self.calls += 1
+        self.asked.set()
         if not self.fails:
             self.give_up(1)
         report = {"call": args[0], "ok": not self.fails, "error": self.fails, "ranks": 2, "version": None, "torn": ""}
@@ -129,8 +130,7 @@ def test_a_resume_ends_it_though_the_pause_itself_goes_on_waiting() -> None:
         app = SimpleNamespace(state=SimpleNamespace(engine_client=engine))
         fence = Fence(Pausing())
         pausing = asyncio.create_task(call(fence, "POST", "/pause", {**BEARER, "x-headrace-handoffs": "drop"}, app=app))
-        while not engine.calls:
-            await asyncio.sleep(0)
+        await engine.asked.wait()
         assert (await call(fence, "POST", "/resume", app=app)).status == 200
         before = engine.calls
         await asyncio.sleep(0.05)
