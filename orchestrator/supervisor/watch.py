@@ -47,6 +47,8 @@ class Watch:
         """The life of each that was ready when it was last looked at."""
         self.waiting: set[str] = set()
         """Whose restart was asked for and has not been made."""
+        self._coming_up: set[str] = set()
+        """Whose life was not ready yet when it was last looked at."""
         self._restarts: dict[str, list[float]] = {}
         self._restarting: threading.Thread | None = None
 
@@ -62,20 +64,23 @@ class Watch:
 
     def restart(self, name: str) -> None:
         """End whatever life the unit has, and start another; returns at once. A life that is not ready yet is another
-        one already."""
-        self.waiting.add(name)
+        one already: it is left alone, also once it is ready."""
+        if name not in self._coming_up:
+            self.waiting.add(name)
 
     def _news(self, name: str, stored: StoredUnit, status: UnitStatus) -> Iterator[UnitNews]:
         unit, life = self._units[name], stored.record
         ready = status.alive and (stored.ready_at is not None or self._probe(unit.probe, status.members).ready)
         if ready and stored.ready_at is None:
             self._store.set_ready(self._job.name, self._job.run_id, name, time.time())
+        is_coming_up = not ready and _is_coming_up(stored, status, unit)
+        (self._coming_up.add if is_coming_up else self._coming_up.discard)(name)
         before, self._ready[name] = self._ready[name], life if ready else None
         if before is not None and self._ready[name] != before:
             yield UnitNews(unit=name, what="ended")
         if ready and before != life:
             yield UnitNews(unit=name, what="ready")
-        if not ready and before is None and not _is_coming_up(stored, status, unit):
+        if not ready and before is None and not is_coming_up:
             self.waiting.add(name)
 
     def _restart_some(self) -> None:
@@ -108,6 +113,9 @@ class Watch:
                 return
             record = self._backend.start(job.run, unit)
             self._store.add_unit(job.name, job.run_id, record, time.time())
+            self._coming_up.add(name)
+            # What was asked for meanwhile is about the life that has ended.
+            self.waiting.discard(name)
             _log.info("%s was started again", name)
         except (HeadraceError, DeployError) as error:
             _log.warning("%s could not be started again: %s", name, error)
