@@ -164,7 +164,8 @@ class RouterSettings(_Model):
     body_timeout_s: float = Field(60.0, gt=0)
     """A body of which nothing arrives for so long is given up."""
     idle_timeout_s: float = Field(600.0, gt=0)
-    """Client connections without a request are closed after this."""
+    """Client connections without a request are closed after this, as are those whose client takes nothing of a reply,
+    for which an engine waits."""
     audit_share: float = Field(0.0, ge=0, le=1)
     """Which part of the requests that ask for token ids and log-probabilities is kept for an audit once they are over;
     0: none."""

@@ -22,6 +22,7 @@ from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 
 ROLES: tuple[EngineRole, ...] = ("prefill", "decode", "colocated")
 _ANSWERED: tuple[LegOutcome, ...] = ("ok", "client_error", "engine_error")
+"""How legs end of which the engine said so."""
 
 
 class Reservation:

@@ -47,7 +47,7 @@ class Limits:
     body_timeout_s: float
     """Without a byte of a body that is not complete."""
     idle_timeout_s: float
-    """Between two requests."""
+    """Between two requests, or while the client takes nothing of a reply."""
 
 
 class RefusedError(Exception):

@@ -69,6 +69,7 @@ class _Connection(asyncio.Protocol):
         "_reader",
         "_responder",
         "_server",
+        "_unsent",
         "deadline",
         "transport",
         "writable",
@@ -82,7 +83,7 @@ class _Connection(asyncio.Protocol):
         self._responder: Responder | None = None
         self._exchange: Exchange | None = None
         self._held = b""
-        self._lingering = 0
+        self._lingering = self._unsent = 0
         self._open = False
         self.writable = True
         self.deadline = math.inf
@@ -124,10 +125,13 @@ class _Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self.writable = False
+        self._await_reader()
         self._tell_writable()
 
     def resume_writing(self) -> None:
         self.writable = True
+        if self._responder is not None:
+            self.deadline = math.inf
         self._tell_writable()
         self._read_held_soon()
 
@@ -158,8 +162,13 @@ class _Connection(asyncio.Protocol):
 
     def expire(self) -> None:
         """The deadline has passed."""
-        if self._lingering or self.transport.is_closing():
+        if self._lingering:
             self.abort()
+        elif self._responder is not None or self.transport.is_closing():
+            if self.transport.get_write_buffer_size() < self._unsent:
+                self._await_reader()
+            else:
+                self.abort()
         elif self._reader is not None:
             part = "body" if self._reader.head_complete else "head"
             self._refuse(RefusedError(408, f"the {part} of the request did not arrive in time"))
@@ -251,10 +260,15 @@ class _Connection(asyncio.Protocol):
         self.transport.resume_reading()
 
     def _close(self) -> None:
-        """Close once all is sent; a client that doesn't read it in time is cut off."""
+        """Close once all is sent."""
         self._open = False
-        self._expire_in(self._server.limits.idle_timeout_s)
+        self._await_reader()
         self.transport.close()
+
+    def _await_reader(self) -> None:
+        """A client that takes nothing of what is sent is cut off."""
+        self._unsent = self.transport.get_write_buffer_size()
+        self._expire_in(self._server.limits.idle_timeout_s)
 
     def _gone(self) -> None:
         responder, exchange = self._responder, self._exchange

@@ -23,6 +23,26 @@ def error_of(answer: bytes) -> tuple[int, Any]:
 
 
 @both_loops
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_client_that_takes_nothing_of_its_reply_is_cut_off(run: Run, reads: bool) -> None:
+    async def case() -> None:
+        held, sent = Held(), 32 << 20  # more than the kernel keeps
+        async with served(held, idle_timeout_s=1.0) as at:
+            client = await at.client()
+            await client.say(GET)
+            await held.has(1)
+            held.responders[0].start(200, ())
+            held.responders[0].write(b"x" * sent)
+            if reads:
+                for _ in range(8):
+                    await asyncio.sleep(0.2)
+                    await client.reader.readexactly(sent // 8)
+            await until(lambda: held.told == ["full", "writable" if reads else "gone"])
+
+    run(case())
+
+
+@both_loops
 def test_the_body_is_asked_for_once_it_is_wanted(run: Run) -> None:
     async def case() -> None:
         async with served(echo, max_body_bytes=10) as at:
