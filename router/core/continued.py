@@ -104,6 +104,11 @@ class Continued:
             return
         delta = BODY.decode(choice["delta"]) if "delta" in choice else choice
         text = read(delta.get("text") or delta.get("content"))
+        if isinstance(read(choice.get("stop_reason")), str):
+            # Of the prompt or of the answer? Cut off at the stop text, one looks like the other.
+            self.strayed = (
+                "a stop text ended the run at once, maybe in the prompt: it may have ended inside a character"
+            )
         if not isinstance(text, str) or not text:
             return
         if len(text) > self._chars and self._suspects in text:

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.continuable import tracked
@@ -139,6 +139,13 @@ def test_cut_anywhere_the_client_reads_what_the_uncut_stream_says(client: Client
 
 
 @settings(max_examples=60, deadline=None)
+@example(
+    Client(
+        client_body("completions", stop=["a"], max_tokens=100),
+        ModelEngine("completions", [b".", b"\xc3", b"\xa9"], groups=[2]),
+        [216],
+    )
+)
 @given(clients(st.lists(st.integers(1, 4), min_size=1, max_size=5)))
 def test_with_several_tokens_in_an_event_it_is_the_same_or_ended_with_a_reason(client: Client) -> None:
     """Only a cut inside a character, which nobody can see in such an event, may end the stream."""
