@@ -55,9 +55,15 @@ class Running:
     def path(self, version: int) -> dict[str, Any]:
         return path_source(self.models[version], f"v{version}")
 
-    def load_hit(self, source: Mapping[str, Any], is_read: Callable[[], bool], hit: Callable[[], None]) -> None:
+    def load_hit(
+        self,
+        source: Mapping[str, Any],
+        is_read: Callable[[], bool],
+        hit: Callable[[], None],
+        mend: Callable[[], None] = lambda: None,
+    ) -> None:
         """A load with a `hit` in the middle of it: the engine says so in time on all ranks, is alive, and either as it
-        was or fenced; the next good load brings it back."""
+        was or fenced; the next good load brings it back, once what hangs is mended."""
         version = self.engine.client.weights().version
         with ThreadPoolExecutor(1) as pool:
             began = time.monotonic()
@@ -69,6 +75,7 @@ class Running:
         assert time.monotonic() - began < LIMIT_S + TIMEOUT_S + MARGIN_S
         assert (answer.ok, answer.version) == (False, version)
         self.assert_contained(answer)
+        mend()
         for number in (1, 0):
             self.engine.update(self.path(number))
             assert self.engine.logprobs() == self.expected[number]
@@ -143,8 +150,13 @@ def test_a_storage_client_that_dies_or_stands_still_during_a_read(
         # A first load connects, so that the second one is hit while it reads.
         running.engine.update(source)
         running.engine.update(running.path(0))
-        running.load_hit(source, lambda: True, lambda: volume.client.popen.send_signal(number))
-        volume.client.popen.send_signal(signal.SIGCONT)
+        # A read that hangs in a client that stands still may write whenever that goes on: nothing is loaded before.
+        running.load_hit(
+            source,
+            lambda: True,
+            lambda: volume.client.popen.send_signal(number),
+            lambda: volume.client.popen.send_signal(signal.SIGCONT),
+        )
         publisher.close()
 
 
