@@ -19,7 +19,7 @@ def new_attempt(position: Position) -> Position:
 
 def begin(position: Position, update: Update) -> Position:
     begun = replace(position, last_update=update.number, attempt=1)
-    return _with_new_epoch(begun, _course(update, "forward", epoch=0))
+    return _with_new_epoch(begun, _course(update, "forward", epoch=0, epoch_before=position.committed.epoch))
 
 
 def begin_join(position: Position, limits: Limits, load_mode: LoadMode) -> Position:
@@ -34,7 +34,8 @@ def begin_join(position: Position, limits: Limits, load_mode: LoadMode) -> Posit
         load_mode=load_mode,
         limits=limits,
     )
-    return replace(new_attempt(position), course=_course(update, "join", epoch=committed.epoch))
+    course = _course(update, "join", epoch=committed.epoch, epoch_before=committed.epoch)
+    return replace(new_attempt(position), course=course)
 
 
 def enter(position: Position, phase: Phase) -> Position:
@@ -104,13 +105,14 @@ def _of(position: Position) -> Course:
     return position.course
 
 
-def _course(update: Update, going: Going, *, epoch: int) -> Course:
+def _course(update: Update, going: Going, *, epoch: int, epoch_before: int) -> Course:
     phase = first_phase(update.strategy, going)
     return Course(
         update=update,
         going=going,
         phase=phase,
         epoch=epoch,
+        epoch_before=epoch_before,
         group=(),
         failures=0,
         is_written=False,

@@ -126,7 +126,10 @@ class Knowledge:
             case _ if receiver in self.fleet:
                 engine = self.engines[receiver]
                 self.engines[receiver] = None if engine is None else _obeyed(engine, ask)
-        self.answered.add(ask.name if isinstance(ask, Drain) else receiver)
+        if not isinstance(ask, Drain):
+            self.answered.add(receiver)
+        elif ask.timeout_s:
+            self.answered.add(ask.name)
         if receiver == ROUTER and ROUTER not in self.sealed:
             self.sealed.add(ROUTER)
             self.router = None

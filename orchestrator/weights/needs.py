@@ -49,9 +49,9 @@ def receivers(known: Knowledge) -> list[str]:
 
 
 def need_of(receiver: str, known: Knowledge, *, is_due: bool) -> Ask | None:
-    """`is_due`: the grace time before a purge is over."""
+    """`is_due`: the grace time for the epoch that was served until now is over."""
     if receiver == POOL:
-        return _pool_need(known) if is_due else None
+        return _pool_need(known, is_due=is_due)
     if receiver == TRAINER:
         return _trainer_need(known)
     if receiver == ROUTER:
@@ -122,13 +122,20 @@ def _router_need(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
             # Changes nothing, but an older drain that is still under way comes too late now: who serves is known.
             return SetGate(gate=router.gate, timeout_s=limits.command_s)
         case "drain":
-            waiting = [name for name in known.movers() if name in router.replicas and name not in known.answered]
-            return Drain(name=waiting[0], draining=True, timeout_s=limits.drain_s) if waiting else None
+            # Of all first: else one gets new legs for as long as those of another take to end.
+            for timeout_s, done in ((0.0, _draining(router)), (limits.drain_s, known.answered)):
+                waiting = [name for name in known.movers() if name in router.replicas and name not in done]
+                if waiting:
+                    return Drain(name=waiting[0], draining=True, timeout_s=timeout_s)
         case "publish":
             return _publication(known, router)
         case "admit" | "open":
             return _admission(known, router)
     return None
+
+
+def _draining(router: RouterFacts) -> set[str]:
+    return {name for name, replica in router.replicas.items() if replica.draining}
 
 
 def _publication(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
@@ -163,8 +170,9 @@ def _admission(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
     return None
 
 
-def _pool_need(known: Knowledge) -> PoolAsk | None:
-    """Every epoch before the committed one, the oldest first; or all of them while everybody is paused."""
+def _pool_need(known: Knowledge, *, is_due: bool) -> PoolAsk | None:
+    """Every epoch before the committed one, the oldest first; or all of them while everybody is paused. What an earlier
+    update has left behind, whose purge gave way to this one, has had its time."""
     oldest = min(known.position.epochs)
     if known.position.course is None or oldest >= known.position.committed.epoch:
         return None
@@ -172,7 +180,8 @@ def _pool_need(known: Knowledge) -> PoolAsk | None:
     if known.wipes_pool:
         is_frozen = course.phase == "confirm" and course.update.strategy == "barrier"
         return Wipe() if is_frozen and POOL not in known.answered else None
-    return Purge(epoch=oldest) if course.phase == "purge" else None
+    is_unread = is_due or oldest < course.epoch_before
+    return Purge(epoch=oldest) if course.phase == "purge" and is_unread else None
 
 
 def _trainer_need(known: Knowledge) -> Release | None:

@@ -119,6 +119,8 @@ class Course:
     phase: Phase
     epoch: int
     """Which the engines are led to."""
+    epoch_before: int
+    """Which was committed when it began."""
     group: tuple[str, ...]
     """Who moves now in a rolling update, or joins; of no meaning in a barrier, where everyone moves."""
     failures: int

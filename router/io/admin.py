@@ -48,6 +48,8 @@ class Floor(Protocol):
 
     async def ended(self, legs: list[RunningLeg], timeout_s: float) -> list[str]: ...
 
+    async def idle(self, url: str, timeout_s: float) -> list[str]: ...
+
     async def finished(self) -> list[FinishedRequest]: ...
 
 
@@ -269,6 +271,7 @@ class AdminRoutes:
                 message = f"running requests are dealt with while the gate is holding; it is {state}"
                 return _respond(error_reply(409, message, "mode"))
             self._dispatcher.gate.take(asked.order)
+            deadline = time.monotonic() + asked.timeout_s
             if asked.mode == "wait":
                 count, left = await self._run_out(asked.timeout_s)
             else:
@@ -276,10 +279,19 @@ class AdminRoutes:
                 kept = asked.mode == "keep"
                 count = len(told.legs)
                 left = [] if kept else await self._tools.floor.ended(told.legs, asked.timeout_s)
+            if not left and asked.mode != "keep":
+                left = await self._unended(deadline)
             if left:
                 message = f"after {asked.timeout_s:g} s these still run: {', '.join(left[:10])}"
                 return _respond(error_reply(409, message, "timeout_s"))
         return _respond(json_reply({"mode": asked.mode, "requests": count}))
+
+    async def _unended(self, deadline: float) -> list[str]:
+        """Wait until no engine has anything left, nor of clients that left just before the hold: engines pause next."""
+        left_s = deadline - time.monotonic()
+        urls = [member.url for member in self._fleet.members.values()]
+        found = await asyncio.gather(*(self._tools.floor.idle(url, left_s) for url in urls))
+        return [each for listed in found for each in listed]
 
     async def _run_out(self, timeout_s: float) -> tuple[int, list[str]]:
         """Wait until nothing runs and nobody is between two legs; how many legs were waited for, and those left."""
@@ -308,13 +320,18 @@ class AdminRoutes:
         return asked
 
     async def _drained(self, name: str, timeout_s: float) -> int:
-        """Wait until a replica has no leg; how many it has left."""
+        """Wait until a replica has no leg, at its engine neither: a leg that was closed may still be under way there as
+        an abort. How many are left."""
         deadline = time.monotonic() + timeout_s
         while True:
             member = self._fleet.members.get(name)
-            legs = member.legs if member is not None else 0
-            if not legs or time.monotonic() >= deadline:
-                return legs
+            if member is None:
+                return 0
+            left_s = deadline - time.monotonic()
+            if not member.legs and left_s > 0:
+                return len(await self._tools.floor.idle(member.url, left_s))
+            if left_s <= 0:
+                return member.legs
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def _known(self, request: web.Request) -> str:

@@ -152,6 +152,11 @@ class Crew:
         asked = await self._ask_all(question, list[str], takes_s=timeout_s)
         return sorted(set(_joined(asked)))
 
+    async def idle(self, url: str, timeout_s: float) -> list[str]:
+        question = functools.partial(wire.WantsIdle, url=url, timeout_s=timeout_s)
+        asked = await self._ask_all(question, list[str], takes_s=timeout_s)
+        return sorted(set(_joined(asked)))
+
     async def finished(self) -> list[FinishedRequest]:
         return _joined(await self._ask_all(wire.WantsFinished, list[FinishedRequest]))
 

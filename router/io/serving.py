@@ -155,6 +155,18 @@ class Serving:
                 return sorted(left)
             await asyncio.sleep(_LOOK_EVERY_S)
 
+    async def idle(self, url: str, timeout_s: float) -> list[str]:
+        """Wait until an engine's fence lists no request; those that it lists in the end. An engine that does not
+        answer, or has no fence, lists none."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            listed = (await self._fences({url}, deadline))[url]
+            if isinstance(listed, str) or not listed:
+                return []
+            if time.monotonic() >= deadline:
+                return sorted(listed)
+            await asyncio.sleep(_LOOK_EVERY_S)
+
     async def _ask_fences(self, legs: list[Leg], deadline: float) -> None:
         listed = await self._fences({leg.command.url for leg in legs}, deadline)
         for leg in legs:

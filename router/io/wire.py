@@ -137,6 +137,12 @@ class WantsEnded(_Message, frozen=True):
     timeout_s: float
 
 
+class WantsIdle(_Message, frozen=True):
+    question: int
+    url: str
+    timeout_s: float
+
+
 class WantsCounts(_Message, frozen=True):
     question: int
 
@@ -183,6 +189,7 @@ ToWorker = (
     | Settle
     | WantsRunning
     | WantsEnded
+    | WantsIdle
     | WantsCounts
     | WantsFinished
     | Stop

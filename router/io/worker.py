@@ -180,6 +180,8 @@ class Worker:
                 value = await serving.running()
             case wire.WantsEnded(legs=legs, timeout_s=timeout_s):
                 value = await serving.ended(legs, timeout_s)
+            case wire.WantsIdle(url=url, timeout_s=timeout_s):
+                value = await serving.idle(url, timeout_s)
             case wire.WantsFinished():
                 value = await serving.finished()
             case wire.WantsCounts():

@@ -3,7 +3,7 @@
 The layout of a version (`messages.py`, made by `server.py`) says what every producer has in memory, the load plan what
 this reader needs; `transport.py` turns the result into NIXL descriptors, once.
 
-Where several producers hold the same box they form a line, and each reader takes its own contiguous block of it. Of n
+Where several producers hold the same box they form a row, and each reader takes its own contiguous block of it. Of n
 ranks in all engines rank i takes the stretch from i/n to (i+1)/n of what all ranks need, whole tensors. Slices are
 needed by one rank of each engine, as tensor parallel ranks do: so it takes the stretch of its whole engine. With more
 readers than holders several share one; where a block ends inside a holder, that holder gives the fraction. So load is
@@ -49,11 +49,11 @@ class Reader:
     """Ranks of all engines."""
 
     def block(self, holders: int, *, whole: bool) -> list[tuple[int, float]]:
-        """(position in the line of holders, fraction of the bytes) from which it reads a whole tensor, or else a
+        """(position in the row of holders, fraction of the bytes) from which it reads a whole tensor, or else a
         slice."""
         start = self.first + (self.rank if whole else 0)
         stop = start + (1 if whole else self.engine_ranks)
-        # In units of 1/(holders * count) of the line all ends are whole numbers.
+        # In units of 1/(holders * count) of the row all ends are whole numbers.
         begin, end = start * holders, stop * holders
         return [
             (holder, (min(end, (holder + 1) * self.count) - max(begin, holder * self.count)) / (end - begin))
@@ -172,11 +172,11 @@ class _Due:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._due: dict[tuple[tuple[int, ...], bool], list[float]] = {}
-        """Per line of holders, for whole tensors and for slices: bytes that each of the block should still give to have
+        """Per row of holders, for whole tensors and for slices: bytes that each of the block should still give to have
         given its part so far."""
 
     def split(self, cell: _Cell, item: int, *, whole: bool) -> Iterator[tuple[int, Box]]:
-        """(position in the line of holders, what to read there)."""
+        """(position in the row of holders, what to read there)."""
         block = self._reader.block(len(cell.holders), whole=whole)
         if len(block) == 1:
             yield block[0][0], cell.box

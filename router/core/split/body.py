@@ -43,9 +43,9 @@ def parse_body(raw: bytes, *, route: Route, session_header: str | None, session_
         sampling=_sampling(fields) if route == "generate" else fields,
         size=len(raw),
         session_id=_session_in_header(session_header) or in_body,
-        request_id=_text(request_id),
+        request_id=_text(request_id) if request_id is not None else None,
         cache_salt=_cache_salt(fields.get(SALT_FIELD)),
-        wants_label=read_flag(label),
+        wants_label=label is not None and read_flag(label),
     )
 
 

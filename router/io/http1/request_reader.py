@@ -8,6 +8,7 @@ the parser is fed up to the next empty line at most: what follows may be the nex
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import httptools
 
@@ -25,6 +26,12 @@ def _cut(text: bytes, at: int) -> int:
     """Where the first empty line ends of which the last byte is not before `at`; else the length of the text."""
     found = text.find(HEAD_END, max(0, at - _TAIL))
     return found + len(HEAD_END) if found >= 0 else len(text)
+
+
+@lru_cache(maxsize=256)
+def _is_host(value: bytes) -> bool:
+    """Cached because clients name the same few."""
+    return _HOST.fullmatch(value) is not None
 
 
 class _ChunkedBody:
@@ -163,7 +170,7 @@ class RequestReader(HeaderCollector):
         if expected is not None and expected.lower() != b"100-continue":
             raise RefusedError(417, "only 100-continue can be expected")
         host = headers.get(b"host", b"" if self.is_http10 else None)
-        if host is None or not _HOST.fullmatch(host):
+        if host is None or not _is_host(host):
             raise RefusedError(400, "a request needs one Host header that names a host")
         self.wants_continue = expected is not None and not self.is_http10
 

@@ -75,6 +75,25 @@ def test_abort_ends_with_an_error_that_may_be_retried() -> None:
     asyncio.run(case())
 
 
+@pytest.mark.parametrize(("mode", "status"), [("wait", 409), ("abort", 409), ("readmit", 409), ("keep", 200)])
+def test_a27_what_an_engine_has_not_ended_yet_is_waited_for(mode: str, status: int) -> None:
+    """Its client left before the hold, and the abort is still under way."""
+
+    async def case() -> None:
+        async with bench(fenced=True) as made:
+            fence = made.prefill[0].fence
+            assert fence is not None
+            aborted_slowly = fence.accept("r-1")
+            await made.set_gate("holding")
+            answer = await made.command("/in_flight", {"mode": mode, "timeout_s": 0.1})
+            assert answer.status == status
+            assert status == 200 or "these still run: r-1" in answer.message
+            fence.end(aborted_slowly)
+            assert (await made.command("/in_flight", {"mode": mode})).status == 200
+
+    asyncio.run(case())
+
+
 def test_abort_ends_a_stream_with_an_error_event() -> None:
     async def case() -> None:
         async with bench(fenced=True) as made:

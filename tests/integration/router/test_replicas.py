@@ -61,6 +61,26 @@ def test_requests_that_found_no_room_go_to_a_replica_that_is_added() -> None:
     asyncio.run(case())
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a27_a_replica_is_drained_once_its_engine_has_ended_what_was_closed(workers: int) -> None:
+    """Whoever drains it is going to pause it, and an abort can be under way long after a client has left."""
+
+    async def case() -> None:
+        async with bench(fenced=True, workers=workers) as made:
+            fence = made.decode[0].fence
+            assert fence is not None
+            aborted_slowly = fence.accept("r-1")
+            answer = await made.command("/replicas/decode-0/drain", {"timeout_s": 0.1})
+            assert answer.json["legs_in_flight"] == 1
+            draining = asyncio.create_task(made.command("/replicas/decode-0/drain", {"timeout_s": 30}))
+            await turns()
+            assert not draining.done()
+            fence.end(aborted_slowly)
+            assert (await draining).json["legs_in_flight"] == 0
+
+    asyncio.run(case())
+
+
 def test_draining_waits_for_its_legs_and_moves_its_sessions() -> None:
     async def case() -> None:
         async with bench(decode=2) as made:

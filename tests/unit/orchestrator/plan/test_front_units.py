@@ -37,3 +37,9 @@ def test_the_router_finds_its_token() -> None:
     plan = plan_of(pd_data())
     assert unit(plan, "router").env[TOKEN_FILE_VARIABLE] == plan.router.token_file
     assert json.loads(file_text(plan, "router.json"))["job"] == "demo"
+
+
+def test_the_routers_limits_are_the_job_files() -> None:
+    said = {"silence_limit": "5m", "leg_timeout": "10m", "max_body_bytes": "64MiB"}
+    written = settings_of(router=said)
+    assert (written.silence_limit_s, written.leg_timeout_s, written.max_body_bytes) == (300.0, 600.0, 64 << 20)

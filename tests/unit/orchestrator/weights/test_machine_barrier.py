@@ -77,6 +77,15 @@ def test_every_command_follows_the_record_of_its_attempt() -> None:
             newest = act.order
 
 
+def test_updates_that_follow_each_other_within_the_grace_time_leave_one_old_epoch_at_a_time() -> None:
+    drive = Driver()
+    for number in range(1, 6):
+        drive.update(f"v{number}")
+        drive.run_to("purge")
+        drive.run(until=lambda: not drive.wire)
+    assert (drive.now, sorted(drive.coordinator.position.epochs)) == (0.0, [5, 6])
+
+
 def test_old_epochs_are_purged_after_the_grace_time() -> None:
     drive = Driver()
     drive.update()

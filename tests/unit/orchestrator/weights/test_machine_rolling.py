@@ -34,7 +34,15 @@ def test_a_group_is_drained_paused_loaded_verified_joined() -> None:
         if "prefill-0" in (command.receiver, getattr(command.ask, "name", ""))
         or "prefill-0" in getattr(command.ask, "instances", ())
     ]
-    assert about == [*kinds, acts.Drain]
+    assert about == [acts.Drain, *kinds, acts.Drain]
+
+
+def test_a_group_gets_no_more_legs_before_any_of_it_is_waited_for() -> None:
+    drive = Driver()
+    drive.update(strategy="rolling")
+    drive.run_to("pause_prefill")
+    drains = [(ask.name, ask.timeout_s > 0) for ask in map(attrgetter("ask"), drive.sent(acts.Drain))]
+    assert drains == [(name, is_waited) for is_waited in (False, True) for name in ("prefill-0", "decode-2")]
 
 
 def test_everyone_has_its_copy_before_the_first_group_moves() -> None:
