@@ -122,7 +122,7 @@ class PoolClient:
             left = self.count_keys(prefix, max(AGAIN_S, deadline - time.monotonic()))
             if not left:
                 return removed
-            if time.monotonic() > deadline:
+            if time.monotonic() + AGAIN_S > deadline:
                 raise PoolCallFailed(f"{left} keys {prefix}... are still in the pool after {timeout_s:.0f} s")
             time.sleep(AGAIN_S)
 

@@ -264,7 +264,7 @@ def test_a_driver_that_dies_between_its_calls_is_no_hindrance(running: Running) 
     running.assert_has(0)
 
 
-def test_after_one_rank_raised_nothing_is_believed(running: Running, tmp_path: Path) -> None:
+def test_a40_after_one_rank_raised_nothing_is_believed(running: Running, tmp_path: Path) -> None:
     """The last test: this life of the engine is over. One rank finds a folder where it would write a file."""
     engine = running.engine
     (tmp_path / "model-rank-0-part-0.safetensors").mkdir()
