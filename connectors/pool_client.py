@@ -25,6 +25,8 @@ from connectors.vllm_plugin.pool_keys import begins_with, epoch_prefix
 
 AGAIN_S = 0.2
 """A key whose put has not ended can be counted and not be removed."""
+SCRIPT_S = 1.0
+"""Not begun with less: an interpreter and its imports take so long."""
 SHOWN = 300
 """Characters of a message that an error repeats."""
 
@@ -122,7 +124,7 @@ class PoolClient:
             left = self.count_keys(prefix, max(AGAIN_S, deadline - time.monotonic()))
             if not left:
                 return removed
-            if time.monotonic() + AGAIN_S > deadline:
+            if time.monotonic() + AGAIN_S + SCRIPT_S > deadline:
                 raise PoolCallFailed(f"{left} keys {prefix}... are still in the pool after {timeout_s:.0f} s")
             time.sleep(AGAIN_S)
 

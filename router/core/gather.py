@@ -141,7 +141,9 @@ class Gather:
         if self._left:
             return self.prefilled(sample)
         self.over = True
-        return [EndStream(b"") if self._streaming else self._joined()]
+        if self._streaming:
+            return [EndStream(b"")]
+        return [_error("no engine began to stream") if self._wants_stream else self._joined()]
 
     def _joined(self) -> SendWhole:
         merged = merge_samples(

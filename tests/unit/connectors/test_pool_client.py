@@ -65,7 +65,7 @@ def test_a25_a_removal_is_asked_for_until_nothing_is_left(interpreter: Path) -> 
 
 def test_a25_what_is_left_in_the_end_is_counted_in_the_error(interpreter: Path) -> None:
     with master_with([2]) as metrics_url, pytest.raises(PoolCallFailed, match=r"2 keys job-1\.a\.1@\.\.\. are still"):
-        client(interpreter, metrics_url).purge_epoch(JOB, 1, 3)
+        client(interpreter, metrics_url).purge_epoch(JOB, 1, 5)
 
 
 def test_a25_a_master_without_the_route_is_not_believed(interpreter: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from router.core.asks import Grant
@@ -129,6 +129,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["prefilled", "who
 
 
 @given(steps=STEPS, stream=st.booleans(), two_prompts=st.booleans())
+@example(steps=[(sample, "end") for sample in range(4)], stream=True, two_prompts=False)
 def test_whatever_comes_the_client_is_answered_once_and_each_sample_begins_once(
     steps: list[tuple[int, str]], stream: bool, two_prompts: bool
 ) -> None:
