@@ -8,6 +8,7 @@ they should be and nothing fails because of them; the last line is one JSON obje
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 import time
 from collections import Counter
@@ -184,6 +185,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rolls", type=int, default=ROLLS, help="rolling updates")
     parser.add_argument("--model", type=Path, default=weight_sets()[0], help="folder with a checkpoint")
     chosen = parser.parse_args(argv)
+    # Whatever ends it, the fleet goes with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     model = chosen.model.absolute()
     with tempfile.TemporaryDirectory(prefix="bench-updates-") as folder:
         headrace = Headrace(Path(folder))

@@ -12,6 +12,7 @@ import asyncio
 import json
 import math
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -130,6 +131,8 @@ def main() -> None:
     arguments.add_argument("--first", type=int, default=1, metavar="SEED", help="seed of the first")
     arguments.add_argument("--limit-s", type=float, default=math.inf, help="seconds after which no schedule begins")
     chosen = arguments.parse_args()
+    # Whatever ends it, the fleet goes with it.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     folder = Path(tempfile.mkdtemp(prefix="headrace-stale-"))
     print(f"logs of the engines: {folder}", flush=True)
     complaints: list[str] = []
