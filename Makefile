@@ -13,9 +13,10 @@ PYTEST := $(BIN)/python -m pytest
 LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
 MODEL_CHECK := $(wildcard tests/model)
 PROCESSES := $(wildcard tests/integration)
-ENGINES := $(wildcard tests/stack tests/e2e tests/faults tests/stale tests/fleet)
+STACK := $(wildcard tests/stack)
+JOBS := $(wildcard tests/e2e tests/faults tests/stale tests/fleet)
 
-.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full check-model check-stale demo bench-router bench-weights bench-updates clean
+.PHONY: help setup stack ruff types imports spelling lint light check test-light test-processes test-stack test-jobs test test-full check-model check-stale demo bench-router bench-weights bench-updates clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -47,19 +48,26 @@ light: setup
 check: setup ## lint, and the tests that need no engine stack, side by side; under a minute
 	@$(MAKE) --no-print-directory --jobs=2 --output-sync=target lint light
 
-without-engines: lint
-	$(PYTEST) -m "not full" $(LIGHT) $(MODEL_CHECK) $(PROCESSES) | sed --unbuffered 's/^/[without engines] /'
+# sed names whose line it is, and writes whole lines: these run two at a time.
+test-light: lint
+	$(PYTEST) -m "not full" $(LIGHT) $(MODEL_CHECK) | sed --unbuffered 's/^/[light] /'
 
-with-engines: stack
-	$(PYTEST) -m "not full" $(ENGINES) | sed --unbuffered 's/^/[with engines] /'
+test-processes: setup
+	$(PYTEST) -m "not full" $(PROCESSES) | sed --unbuffered 's/^/[processes] /'
 
-# One after the other: engines take both cores of a small machine, and tests that wait on the clock have none left. With
-# `--jobs=2 with-engines without-engines` they run side by side; sed names whose line it is, and writes whole lines.
-test: stack ## everything a change can break, on the real parts too; about 25 minutes
-	@$(MAKE) --no-print-directory without-engines with-engines
+test-stack: stack
+	$(PYTEST) -m "not full" $(STACK) | sed --unbuffered 's/^/[stack] /'
+
+test-jobs: stack
+	$(PYTEST) -m "not full" $(JOBS) | sed --unbuffered 's/^/[jobs] /'
+
+# Engines after all else: as they start they leave no core to tests that wait on the clock.
+test: stack ## everything a change can break, on the real parts too; about 15 minutes
+	@$(MAKE) --no-print-directory --jobs=2 test-light test-processes
+	@$(MAKE) --no-print-directory --jobs=2 test-stack test-jobs
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
-	$(PYTEST) --durations=25 $(LIGHT) $(MODEL_CHECK) $(PROCESSES) $(ENGINES)
+	$(PYTEST) --durations=25 $(LIGHT) $(MODEL_CHECK) $(PROCESSES) $(STACK) $(JOBS)
 
 check-model: setup ## weight updates explored in every order of events, about 15 minutes; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.model $(ARGS)

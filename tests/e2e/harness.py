@@ -35,6 +35,8 @@ ENGINE = {
     "kv_cache_memory_bytes": 128 << 20,
 }
 POOL_BYTES = 64 << 20
+PORTS = {"base": 12_000}
+"""Apart from the ports of tests/stack and of all that picks free ones: those tests run at the same time."""
 PATIENT_HANDOFF = {"lease": 120}
 """Seconds, for a fleet that is worked hard on a busy machine. A decode engine keeps a lease up as it steps, and not
 before it has connected to the prefill engine, which was seen to take a minute the first time; what it reads after the
@@ -50,6 +52,7 @@ def job_table(name: str, model: Path, router_port: int, **tables: Any) -> dict[s
         "engine": dict(ENGINE),
         "pool": {"local_buffer_bytes": "32MiB"},
         "router": {"port": router_port},
+        "ports": PORTS,
         **tables,
     }
 

@@ -29,7 +29,7 @@ from tests.stack.weights.volume import running_volume
 
 pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(600)]
 
-PORT = 21300
+PORT = 8300
 LAYERS = 120
 VOLUME_BYTES = 512 << 20
 TIMEOUT_S = 5.0

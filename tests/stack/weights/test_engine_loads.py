@@ -25,7 +25,7 @@ from tests.stack.weights.reference import reference
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
-PORT = 21100
+PORT = 8100
 RANKS = 2
 TOLERANCE = 1e-5
 SETTLE_S = 60

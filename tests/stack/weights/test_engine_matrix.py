@@ -20,7 +20,7 @@ from tests.stack.weights.volume import running_volume
 
 pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(900)]
 
-PORT = 21200
+PORT = 8200
 TOLERANCE = 1e-5
 VOLUME_BYTES = 256 << 20
 VERSIONS = 3

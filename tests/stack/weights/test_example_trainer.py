@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[3]
 TRAINER = REPOSITORY / "deploy" / "examples" / "weights" / "trainer.py"
-PORT = 23100
+PORT = 10100
 RUN_S = 240
 READ_S = 30
 

@@ -22,7 +22,7 @@ from tests.stack.weights.programs import Program
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 RANKS = 4
-PORT = 22150
+PORT = 9150
 KINDS = ("sharded", "hybrid", "tensor_parallel", "columns", "interleaved", "partial")
 
 

@@ -32,7 +32,7 @@ LEASE_S = 2.0
 TIMEOUT_S = 20.0
 WAIT_S = 3600.0
 """Longer than any test: what ends before it was told to."""
-TRAINER_PORT = 22100
+TRAINER_PORT = 9100
 SHARED, TCP = "tcp,self,sm", "tcp,self"
 """UCX's ways: with shared memory the reader alone moves the bytes, with TCP alone the producer has to take part."""
 
