@@ -15,40 +15,40 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from orchestrator.weights.words import Phase
+from orchestrator.weights.words import Going, Phase
 
 LOOK_EVERY_S = 0.0005
 WAIT_S = 60.0
 
 
 @contextmanager
-def held_at(home: Path, update: int, phases: Sequence[Phase]) -> Iterator[Phase]:
+def held_at(home: Path, update: int, phases: Sequence[Phase], going: Going = "forward") -> Iterator[dict[str, Any]]:
     """Nothing is recorded within the block, for a few seconds: who waits to write gives up after
-    `database.BUSY_TIMEOUT_S`. Gives the phase that the update is in, the first of these that was seen: one that asks
+    `database.BUSY_TIMEOUT_S`. Gives the update's course, in the first of these phases that was seen: one that asks
     nobody for anything may be over too soon."""
     with closing(sqlite3.connect(home / "headrace.db", timeout=0, isolation_level=None)) as database:
-        phase = _lock_at(database, update, phases)
+        course = _lock_at(database, update, phases, going)
         try:
-            yield phase
+            yield course
         finally:
             database.execute("ROLLBACK")
 
 
-def _lock_at(database: sqlite3.Connection, update: int, phases: Sequence[Phase]) -> Phase:
+def _lock_at(database: sqlite3.Connection, update: int, phases: Sequence[Phase], going: Going) -> dict[str, Any]:
     deadline = time.monotonic() + WAIT_S
-    phase: Phase | None = None
+    course: dict[str, Any] | None = None
     while time.monotonic() < deadline:
         try:
             database.execute("BEGIN IMMEDIATE")
         except sqlite3.OperationalError:
             # Somebody writes. Perhaps the record that is looked for, so there is no time to lose.
             continue
-        phase = _phase_of(database, update)
-        if phase is not None and phase in phases:
-            return phase
+        course = _course_of(database, update)
+        if course is not None and course["going"] == going and course["phase"] in phases:
+            return course
         database.execute("ROLLBACK")
         time.sleep(LOOK_EVERY_S)
-    raise AssertionError(f"update {update} was not seen in {phases}; now it is in {phase}")
+    raise AssertionError(f"update {update} was not seen going {going} in {phases}; now it is at {course}")
 
 
 def next_phases(home: Path) -> list[tuple[Phase, float]]:
@@ -60,19 +60,16 @@ def next_phases(home: Path) -> list[tuple[Phase, float]]:
         deadline = time.monotonic() + WAIT_S
         while not seen or seen[-1][0] != "purge":
             assert time.monotonic() < deadline, f"update {update} has not ended; seen: {seen}"
-            phase = _phase_of(database, update)
-            if phase is not None and (not seen or seen[-1][0] != phase):
-                seen.append((phase, time.monotonic()))
+            course = _course_of(database, update)
+            if course is not None and (not seen or seen[-1][0] != course["phase"]):
+                seen.append((course["phase"], time.monotonic()))
             time.sleep(LOOK_EVERY_S)
     return seen
 
 
-def _phase_of(database: sqlite3.Connection, update: int) -> Phase | None:
-    course = _position(database)["course"]
-    if course is None or course["update"]["number"] != update:
-        return None
-    phase: Phase = course["phase"]
-    return phase
+def _course_of(database: sqlite3.Connection, update: int) -> dict[str, Any] | None:
+    course: dict[str, Any] | None = _position(database)["course"]
+    return None if course is None or course["update"]["number"] != update else course
 
 
 def _position(database: sqlite3.Connection) -> dict[str, Any]:

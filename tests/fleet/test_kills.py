@@ -1,4 +1,5 @@
-"""`kill -9` of the control plane at each step of its journal, and of the router in each state of its gate.
+"""`kill -9` of the control plane at each step of its journal, on each way that an update can go, and of the router in
+each state of its gate.
 
 Whatever dies, the update ends as it should, the fleet is in one epoch with its gate open, no process is left over, and
 every reply that a client got is what the weights give whose version it names: nobody was served by an engine that was
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from typing import Any, Literal, get_args
 
@@ -16,7 +18,7 @@ import pytest
 
 from orchestrator.spec.weights import Strategy
 from orchestrator.weights.phases import SEQUENCES
-from orchestrator.weights.words import Phase
+from orchestrator.weights.words import Going, Phase
 from router.core.gate import GateState
 from tests.e2e.harness import Headrace, router_state, run_id, run_pids, unit_pid
 from tests.fleet.control import Control, Push
@@ -36,6 +38,7 @@ SHORT: set[tuple[str, ...]] = {
     ("barrier", "commit", "recorded"),
     ("rolling", "publish", "recorded"),
     ("barrier", "pause_decode", "frozen"),
+    ("rolling", "back", "confirm"),
 }
 """Those of `make test`."""
 GATES: tuple[tuple[Strategy, Phase, GateState], ...] = (
@@ -44,6 +47,15 @@ GATES: tuple[tuple[Strategy, Phase, GateState], ...] = (
     ("barrier", "pause_decode", "frozen"),
     ("rolling", "load", "open"),
 )
+GIVEN_UP: dict[tuple[Strategy, Going], Phase] = {
+    ("barrier", "off"): "freeze",
+    ("barrier", "back"): "load",
+    ("rolling", "off"): "drain",
+    ("rolling", "back"): "admit",
+}
+"""Where an update that goes forward has to hang when it is cancelled, so that it goes this way."""
+HANGS_S = 1.0
+DECODE = ("decode-0", "decode-1")
 
 
 def case(*values: str) -> Any:
@@ -69,12 +81,47 @@ def test_the_control_plane_is_killed(
         with held_at(headrace.home, push.number, steps[steps.index(phase) :]) as caught:
             time.sleep(SENT_S if moment == "sent" else 0)
             control.kill()
-        print(f"killed at {caught}")
+        print(f"killed at {caught['phase']}")
         control.start()
         control.wait_committed(push)
         wait_whole(job, control)
     check(replies, {old_epoch: before, serves(job, control, push.version): push.version})
     assert difference(expected(push.weights), logprobs(job)) < SAME
+    assert leaders(headrace) == recorded(control)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "going", "phase"),
+    [case(strategy, going, phase) for strategy, going in GIVEN_UP for phase in SEQUENCES[strategy, going]],
+)
+def test_the_control_plane_is_killed_while_an_update_is_given_up(
+    job: dict[str, Any], control: Control, headrace: Headrace, strategy: Strategy, going: Going, phase: Phase
+) -> None:
+    before, old_epoch = control.served()
+    engines = {unit["name"]: unit["pid"] for unit in control.status()["units"]}
+    with traffic(job) as replies:
+        push = control.push(strategy=strategy)
+        with held_at(headrace.home, push.number, [GIVEN_UP[strategy, going]]) as forward:
+            # One that is to be loaded next: the first group of a rolling update that goes back has its weights already.
+            others = [name for name in DECODE if (name in forward["group"]) == (going == "off")]
+            hanging = engines[next(iter(others), DECODE[0])]
+            os.kill(hanging, signal.SIGSTOP)
+        assert headrace.run("weights", "cancel", NAME, "--no-wait", timeout_s=60).returncode == 0
+        goes_on = threading.Timer(HANGS_S, os.kill, (hanging, signal.SIGCONT))
+        goes_on.start()
+        steps = SEQUENCES[strategy, going]
+        with held_at(headrace.home, push.number, steps[steps.index(phase) :], going) as caught:
+            control.kill()
+        goes_on.join()
+        print(f"killed at {caught['phase']}")
+        control.start()
+        assert control.outcome(push) == ("cancelled", "by request")
+        wait_whole(job, control)
+    epochs = {old_epoch: before, serves(job, control, before): before}
+    if (strategy, going) == ("rolling", "back"):
+        # Its first group has served.
+        epochs[forward["epoch"]] = push.version
+    check(replies, epochs)
     assert leaders(headrace) == recorded(control)
 
 
