@@ -21,6 +21,7 @@ NEW_TOKENS = 200
 ASKED = tuple(tuple((7 * row + 3 * column + row * column) % 500 + 2 for column in range(96)) for row in range(20))
 """Prompts whose outputs are compared; several blocks of the cache each."""
 COMPARED_TOKENS = 16
+CHUNK_BYTES = 64 << 20
 BLOCK_SIZE = 32
 ON_A_GPU = {"kv_cache_memory_bytes": 2 << 30, "gpu_memory_utilization": 0.3}
 """Fixed: other processes of the benchmark use the same one."""
@@ -58,6 +59,11 @@ class Engine:
         began = time.perf_counter()
         self._llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
         return time.perf_counter() - began
+
+    def checksums(self) -> Mapping[str, int]:
+        """One per parameter and buffer, over all its bits and their places."""
+        (found,) = self._llm.collective_rpc(_checksums)
+        return dict(found)
 
     def outputs(self) -> list[list[tuple[int, float]]]:
         """Tokens and their log-probabilities of each prompt, one at a time, with its prefix in the cache: a cold run of
@@ -103,6 +109,22 @@ class Engine:
         engine.step()
 
 
+def _checksums(worker: Any) -> Mapping[str, int]:
+    model = worker.get_model()
+    return {name: _checksum(tensor) for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+
+
+@torch.no_grad()
+def _checksum(tensor: torch.Tensor) -> int:
+    bits = tensor.detach().contiguous().view(-1).view(torch.uint8).view(-1)
+    total = 0
+    for start in range(0, bits.numel(), CHUNK_BYTES):
+        chunk = bits[start : start + CHUNK_BYTES].to(torch.int64)
+        places = torch.arange(start, start + chunk.numel(), device=chunk.device) % 65_521 + 1
+        total += int((chunk * places).sum())
+    return total
+
+
 def main() -> None:
     replies = own_output()
     model, os.environ[SETTINGS_VARIABLE], *cores = sys.argv[1:]
@@ -110,7 +132,7 @@ def main() -> None:
         # Threads inherit it. vLLM binds those of its worker processes only, and this is none.
         os.sched_setaffinity(0, map(int, cores))
     engine = Engine(model)
-    names = ("command", "stock_reload", "outputs", "generate", "generate_while_prefetching")
+    names = ("command", "stock_reload", "checksums", "outputs", "generate", "generate_while_prefetching")
     answer_questions({name: getattr(engine, name) for name in names}, replies)
 
 
