@@ -45,7 +45,7 @@ def serves(job: dict[str, Any], control: Control, version: str) -> int:
     state = router_state(job)
     assert state["gate"] == "open"
     assert {replica["epoch"] for replica in state["replicas"]} == {epoch}
-    assert {_held(job, name) for name in ENGINES} == {(None if version == FIRST_VERSION else version, epoch, False)}
+    assert {_held(job, name) for name in ENGINES} == {(version, epoch, False)}
     return epoch
 
 
@@ -54,11 +54,11 @@ def engine_of(job: dict[str, Any], name: str) -> EngineClient:
     return EngineClient(engine_url(job, name), str(Path(job["directory"], "token")), timeout_s=CALL_TIMEOUT_S)
 
 
-def _held(job: dict[str, Any], name: str) -> tuple[str | None, int | None, bool]:
-    """Version and epoch of an engine, and whether it is paused."""
+def _held(job: dict[str, Any], name: str) -> tuple[str, int | None, bool]:
+    """Version and epoch of an engine, and whether it is paused. One that never loaded knows no name of what it has."""
     with engine_of(job, name) as engine:
         fence = engine.fence()
-        return fence.version, fence.epoch, engine.is_paused()
+        return fence.version or FIRST_VERSION, fence.epoch, engine.is_paused()
 
 
 def wait_whole(job: dict[str, Any], control: Control) -> None:
