@@ -92,7 +92,13 @@ def test_the_control_plane_is_killed(
 
 @pytest.mark.parametrize(
     ("strategy", "going", "phase"),
-    [case(strategy, going, phase) for strategy, going in GIVEN_UP for phase in SEQUENCES[strategy, going]],
+    [
+        case(strategy, going, phase)
+        for strategy, going in GIVEN_UP
+        for phase in SEQUENCES[strategy, going]
+        # An update that is called off has filled no epoch that could be purged.
+        if (going, phase) != ("off", "purge")
+    ],
 )
 def test_the_control_plane_is_killed_while_an_update_is_given_up(
     job: dict[str, Any], control: Control, headrace: Headrace, strategy: Strategy, going: Going, phase: Phase
@@ -115,7 +121,7 @@ def test_the_control_plane_is_killed_while_an_update_is_given_up(
         goes_on.join()
         print(f"killed at {caught['phase']}")
         control.start()
-        assert control.outcome(push) == ("cancelled", "by request")
+        assert control.outcome(push) == ("cancelled" if going == "off" else "rolled_back", "by request")
         wait_whole(job, control)
     epochs = {old_epoch: before, serves(job, control, before): before}
     if (strategy, going) == ("rolling", "back"):
