@@ -20,7 +20,7 @@ from orchestrator.spec.weights import Strategy
 from orchestrator.weights.phases import SEQUENCES
 from orchestrator.weights.words import Going, Phase
 from router.core.gate import GateState
-from tests.e2e.harness import Headrace, router_state, run_id, run_pids, unit_pid
+from tests.e2e.harness import Headrace, router_state, run_id, run_pids, unit_pid, wait_until
 from tests.fleet.control import Control, Push
 from tests.fleet.expected import SAME, expected
 from tests.fleet.job import NAME, serves, wait_whole
@@ -51,9 +51,9 @@ GIVEN_UP: dict[tuple[Strategy, Going], Phase] = {
     ("barrier", "off"): "freeze",
     ("barrier", "back"): "load",
     ("rolling", "off"): "drain",
-    ("rolling", "back"): "admit",
+    ("rolling", "back"): "drain",
 }
-"""Where an update that goes forward has to hang when it is cancelled, so that it goes this way."""
+"""At which step of an update that goes forward an engine is stopped, so that it hangs; then it is cancelled."""
 HANGS_S = 1.0
 DECODE = ("decode-0", "decode-1")
 
@@ -108,12 +108,14 @@ def test_the_control_plane_is_killed_while_an_update_is_given_up(
     with traffic(job) as replies:
         push = control.push(strategy=strategy)
         with held_at(headrace.home, push.number, [GIVEN_UP[strategy, going]]) as forward:
-            # One that is to be loaded next: the first group of a rolling update that goes back has its weights already.
-            others = [name for name in DECODE if (name in forward["group"]) == (going == "off")]
-            hanging = engines[next(iter(others), DECODE[0])]
-            os.kill(hanging, signal.SIGSTOP)
+            # Of a rolling update that goes back, not one of the first group, which is to have its weights.
+            fit = [name for name in DECODE if (name in forward["group"]) == (going == "off")]
+            hanging = next(iter(fit), DECODE[0])
+            os.kill(engines[hanging], signal.SIGSTOP)
+        if (strategy, going) == ("rolling", "back"):
+            wait_until("the second group is moved", lambda: hanging in control.get("/weights")["course"]["group"])
         assert headrace.run("weights", "cancel", NAME, "--no-wait", timeout_s=60).returncode == 0
-        goes_on = threading.Timer(HANGS_S, os.kill, (hanging, signal.SIGCONT))
+        goes_on = threading.Timer(HANGS_S, os.kill, (engines[hanging], signal.SIGCONT))
         goes_on.start()
         steps = SEQUENCES[strategy, going]
         with held_at(headrace.home, push.number, steps[steps.index(phase) :], going) as caught:
@@ -124,8 +126,8 @@ def test_the_control_plane_is_killed_while_an_update_is_given_up(
         assert control.outcome(push) == ("cancelled" if going == "off" else "rolled_back", "by request")
         wait_whole(job, control)
     epochs = {old_epoch: before, serves(job, control, before): before}
-    if (strategy, going) == ("rolling", "back"):
-        # Its first group has served.
+    if any(forward["epoch"] in reply.label["epochs"] for reply in served(replies)):
+        # The first group of a rolling update has served it.
         epochs[forward["epoch"]] = push.version
     check(replies, epochs)
     assert leaders(headrace) == recorded(control)
