@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+from contextlib import ExitStack
 from typing import Any, Literal, get_args
 
 import pytest
@@ -105,13 +106,14 @@ def test_the_control_plane_is_killed_while_an_update_is_given_up(
 ) -> None:
     before, old_epoch = control.served()
     engines = {unit["name"]: unit["pid"] for unit in control.status()["units"]}
-    with traffic(job) as replies:
+    with traffic(job) as replies, ExitStack() as at_last:
         push = control.push(strategy=strategy)
         with held_at(headrace.home, push.number, [GIVEN_UP[strategy, going]]) as forward:
             # Of a rolling update that goes back, not one of the first group, which is to have its weights.
             fit = [name for name in DECODE if (name in forward["group"]) == (going == "off")]
             hanging = next(iter(fit), DECODE[0])
             os.kill(engines[hanging], signal.SIGSTOP)
+            at_last.callback(os.kill, engines[hanging], signal.SIGCONT)
         if (strategy, going) == ("rolling", "back"):
             wait_until("the second group is moved", lambda: hanging in control.get("/weights")["course"]["group"])
         assert headrace.run("weights", "cancel", NAME, "--no-wait", timeout_s=60).returncode == 0
