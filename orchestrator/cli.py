@@ -24,7 +24,7 @@ from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_dia
 from orchestrator.compose import local_service
 from orchestrator.errors import AuditFailed, HeadraceError
 from orchestrator.observe.doctor import diagnose
-from orchestrator.plan.types import plan_to_json
+from orchestrator.plan.types import plan_to_json, shown_plan
 from orchestrator.service import JobService
 from orchestrator.spec.load import load_job_file
 from orchestrator.store.database import home_folder
@@ -70,7 +70,7 @@ def main() -> None:
 @app.command()
 def render(job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show the whole plan and every generated file. Starts nothing."""
-    plan = _service().plan(load_job_file(job, overrides or []))
+    plan = shown_plan(_service().plan(load_job_file(job, overrides or [])))
     if as_json:
         sys.stdout.write(plan_to_json(plan))
     else:
@@ -121,10 +121,7 @@ def logs(
 ) -> None:
     """Show the logs of a job's processes."""
     job = _service().store.get(name)
-    known = [unit.name for unit in job.plan.units]
-    if process is not None and process not in known:
-        _fail(f"job {name!r} has no process {process!r}; it has: {', '.join(known)}")
-    paths = [job.run.log_dir / f"{unit}.log" for unit in ([process] if process else known)]
+    paths = [job.log_of(unit) for unit in ([process] if process else job.unit_names)]
     if following:
         for source, line in follow(paths, lines):
             _log_line(source, line, prefix=process is None)

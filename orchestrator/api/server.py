@@ -14,6 +14,8 @@ from orchestrator.api.document import DocumentedApi
 from orchestrator.api.guard import Guard
 from orchestrator.api.problems import add_handlers, declared
 from orchestrator.api.routes_job import job_routes, resume_starts
+from orchestrator.api.routes_logs import log_routes
+from orchestrator.api.routes_plan import plan_routes
 from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.wire import WireModel
@@ -55,6 +57,12 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         """Whether the control plane answers. Asks for no token."""
         return Health(status="ok")
 
-    for routes in (job_routes(service), weight_routes(service.weights), rlhf_routes(service.weights)):
+    for routes in (
+        job_routes(service),
+        log_routes(service.store),
+        plan_routes(service),
+        weight_routes(service.weights),
+        rlhf_routes(service.weights),
+    ):
         app.include_router(routes, responses=GUARDED)
     return app

@@ -16,7 +16,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from deploy.unit import RunContext, UnitRecord
-from orchestrator.errors import HeadraceError, JobExists, JobUnknown
+from orchestrator.errors import HeadraceError, JobExists, JobUnknown, ProcessUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
 from orchestrator.store.database import Database
 
@@ -74,6 +74,20 @@ class StoredJob:
         return RunContext(job=self.name, run_id=self.run_id, log_dir=log_dir)
 
     @property
+    def unit_names(self) -> list[str]:
+        return [unit.name for unit in self.plan.units]
+
+    def log_of(self, unit: str) -> Path:
+        """Where a process of the job writes its log, which is there once it was started.
+
+        Raises:
+            ProcessUnknown: the text lists those that the job has.
+        """
+        if unit not in self.unit_names:
+            raise ProcessUnknown(f"job {self.name!r} has no process {unit!r}; it has: {', '.join(self.unit_names)}")
+        return self.run.log_dir / f"{unit}.log"
+
+    @property
     def records(self) -> tuple[UnitRecord, ...]:
         return tuple(unit.record for unit in self.units)
 
@@ -114,6 +128,11 @@ class JobStore:
         """
         with self._database.transaction() as connection:
             _refuse_recorded(connection, name)
+
+    def delete(self, name: str, run_id: str) -> None:
+        """Forget a run that has ended, with all that was recorded of it."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM jobs WHERE name = ? AND run_id = ?", (name, run_id))
 
     def get(self, name: str) -> StoredJob:
         """The job of this name.

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from connectors.pool_client import PoolUse
 from deploy.backend import Backend
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit
@@ -48,6 +49,8 @@ class JobView:
     units: tuple[UnitView, ...]
     serves: ServedVersion | None = None
     """The weights that requests are answered with; None before the job has come up."""
+    pool_use: PoolUse | str = ""
+    """What the pool's master says; else why it was not asked, or did not answer."""
 
 
 def view_job(store: JobStore, name: str, backend: Backend, probe: ReadinessProbe) -> JobView:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,10 +110,40 @@ def test_a_failed_start_says_why(fleet: FakeFleet, api: httpx.Client) -> None:
     assert "did not open its gate: answered 500" in api.get("/jobs/demo").json()["reason"]
 
 
-def test_a_job_that_is_there_already(fleet: FakeFleet, api: httpx.Client) -> None:
+def test_a_start_may_be_asked_for_again(fleet: FakeFleet, api: httpx.Client) -> None:
     api.post("/jobs", json=pd_data())
     wait_for(fleet, "ready")
-    assert "already recorded as ready" in problem(api.post("/jobs", json=pd_data()), 409)["detail"]
+    started = list(fleet.machine.started)
+    again = api.post("/jobs", json={**pd_data(), "ports": {}, "launch.ready_timeout": "15m"})
+    assert (again.status_code, again.json()["phase"]) == (200, "ready")
+    assert again.json()["spec_hash"] == api.get("/jobs/demo").json()["spec_hash"]
+    assert fleet.machine.started == started
+
+
+def test_two_starts_at_once_are_one(fleet: FakeFleet, api: httpx.Client) -> None:
+    url = f"{api.base_url}/jobs"
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: httpx.post(url, json=pd_data(), trust_env=False), range(4)))
+    assert {reply.status_code for reply in replies} <= {200, 202}
+    wait_for(fleet, "ready")
+    assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
+
+
+def test_another_job_file_under_the_name_of_a_living_job(fleet: FakeFleet, api: httpx.Client) -> None:
+    api.post("/jobs", json=pd_data())
+    wait_for(fleet, "ready")
+    found = problem(api.post("/jobs", json=pd_data(router={"retries": 5}, env={"HF_TOKEN": "hf_abcdefgh"})), 409)
+    assert "already recorded as ready, from another job file" in found["detail"]
+    assert {one["field"]: one["problem"] for one in found["errors"]} == {
+        "env.HF_TOKEN": 'is not set in the recorded job, and "(left out)" here',
+        "router.retries": "is not set in the recorded job, and 5 here",
+    }
+
+
+def test_a_job_that_is_being_stopped_is_not_started_again_yet(fleet: FakeFleet, api: httpx.Client) -> None:
+    job = fleet.running()
+    fleet.store.set_phase("demo", job.run_id, "stopping", "", NOW)
+    assert "already recorded as stopping" in problem(api.post("/jobs", json=pd_data()), 409)["detail"]
 
 
 def test_a_job_file_with_a_wrong_field(api: httpx.Client) -> None:
