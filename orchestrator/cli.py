@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 3 an audit that could not be made, 13
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -17,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deploy.logs import follow, tail
-from orchestrator import cli_weights
+from orchestrator import cli_serve, cli_weights
 from orchestrator.api.audit_schemas import AuditBody, audit_status
 from orchestrator.api.schemas import job_status
 from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_diagnosis, show_job, show_plan
@@ -28,10 +27,7 @@ from orchestrator.plan.types import plan_to_json, shown_plan
 from orchestrator.service import JobService
 from orchestrator.spec.load import load_job_file
 from orchestrator.store.database import home_folder
-from orchestrator.store.tokens import kept_token
 
-API_TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
-API_TOKEN_FILE = "api-token"
 NOT_AUDITED = 3
 INTERRUPTED = 130
 """What typer makes of Ctrl-C."""
@@ -179,29 +175,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8700,
-) -> None:
-    """Answer the HTTP control API: POST /jobs, GET /jobs/{name}, DELETE /jobs/{name}.
-
-    Callers send a bearer token: HEADRACE_API_TOKEN's value, else that of the file api-token in the state folder.
-    """
-    home = home_folder()
-    service = local_service(home)
-    token = os.environ.get(API_TOKEN_VARIABLE)
-    if not token:
-        # Whoever reaches the API can start programs, and loopback is open to every user of the machine.
-        token = kept_token(home / API_TOKEN_FILE)
-        err.print(Text(f"callers need the bearer token in {home / API_TOKEN_FILE}"), soft_wrap=True)
-    # Loading the web framework takes longer than most other commands run.
-    import uvicorn
-
-    from orchestrator.api.server import build_app
-
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    uvicorn.run(build_app(service, token), host=host, port=port, log_level="info")
+app.command()(cli_serve.serve)
 
 
 def _service() -> JobService:

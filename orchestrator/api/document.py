@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from orchestrator.api.guard import OPEN_PATHS
+from orchestrator.api.access import OPEN_PATHS
 from orchestrator.api.problems import Problem
 from orchestrator.spec.job import JobSpec
 

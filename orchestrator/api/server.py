@@ -10,6 +10,7 @@ from typing import Literal
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 
+from orchestrator.api.access import Access
 from orchestrator.api.document import DocumentedApi
 from orchestrator.api.guard import Guard
 from orchestrator.api.problems import add_handlers, declared
@@ -24,7 +25,7 @@ from orchestrator.service import JobService
 from orchestrator.supervision import supervise_all
 from orchestrator.weights.audit import audit_kept
 
-GUARDED = declared(400, 401, 413, 422, 500)
+GUARDED = declared(400, 401, 403, 413, 422, 500)
 """What any route with a token may answer."""
 
 
@@ -32,8 +33,8 @@ class Health(WireModel, json_schema_extra={"examples": [{"status": "ok"}]}):
     status: Literal["ok"]
 
 
-def build_app(service: JobService, token: str | None) -> FastAPI:
-    """The app. Every route but /health asks for `token` as a bearer token; None asks for nothing (tests only)."""
+def build_app(service: JobService, access: Access | None) -> FastAPI:
+    """The app. Every route but /health asks for a token; `access` None asks for nothing (tests only)."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -49,7 +50,7 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         await run_in_threadpool(supervising.join)
 
     app = DocumentedApi(title="Headrace control API", version="1", lifespan=lifespan)
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(Guard, access=access)
     add_handlers(app)
 
     @app.get("/health", tags=["control plane"])

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.api.access import Access
 from orchestrator.api.guard import MAX_BODY_BYTES
 from orchestrator.api.problems import Problem
 from orchestrator.api.server import build_app
@@ -37,7 +38,7 @@ def fleet(tmp_path: Path) -> FakeFleet:
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
-    yield serve(build_app(fleet.service(), token=None))
+    yield serve(build_app(fleet.service(), access=None))
     settle(fleet)
 
 
@@ -219,7 +220,7 @@ def test_a_body_larger_than_any_job_file(api: httpx.Client) -> None:
 def test_a_token_is_asked_for_everywhere_but_at_the_health_route(
     fleet: FakeFleet, serve: Callable[[Any], httpx.Client]
 ) -> None:
-    client = serve(build_app(fleet.service(), token="secret"))
+    client = serve(build_app(fleet.service(), Access({"secret": "admin"})))
     assert client.get("/health").status_code == 200
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
         reply = client.get("/jobs", headers=headers)
@@ -255,7 +256,7 @@ def test_an_error_of_ours_keeps_its_text(fleet: FakeFleet, api: httpx.Client) ->
 
 def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
     fleet.record()
-    with serving(build_app(fleet.service(), token=None)):
+    with serving(build_app(fleet.service(), access=None)):
         wait_for(fleet, "ready")
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
 
@@ -263,7 +264,7 @@ def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
 def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
     job = fleet.running()
     fleet.store.set_phase("demo", job.run_id, "stopping", "", NOW)
-    with serving(build_app(fleet.service(), token=None)):
+    with serving(build_app(fleet.service(), access=None)):
         wait_for(fleet, "stopped")
     assert fleet.machine.living == {}
 
@@ -271,7 +272,7 @@ def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
 def test_a_start_that_another_process_drives_is_left_to_it(fleet: FakeFleet) -> None:
     service = fleet.service()
     admission = service.admit(fleet.spec())
-    with serving(build_app(service, token=None)):
+    with serving(build_app(service, access=None)):
         assert fleet.machine.started == []
     service.drive(admission, fleet.shown.append)
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)

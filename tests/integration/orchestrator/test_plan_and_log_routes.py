@@ -28,7 +28,7 @@ def fleet(tmp_path: Path) -> FakeFleet:
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> httpx.Client:
-    return serve(build_app(fleet.service(), token=None))
+    return serve(build_app(fleet.service(), access=None))
 
 
 def test_a_job_file_that_can_be_used(fleet: FakeFleet, api: httpx.Client) -> None:
@@ -93,7 +93,7 @@ def test_how_much_of_the_pool_is_used(fleet: FakeFleet, api: httpx.Client) -> No
 def test_a_master_that_does_not_answer(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> None:
     fleet.running()
     fleet.pool_use = "GET http://127.0.0.1:9003/metrics: timed out"
-    pool = serve(build_app(fleet.service(), token=None)).get("/jobs/demo").json()["pool"]
+    pool = serve(build_app(fleet.service(), access=None)).get("/jobs/demo").json()["pool"]
     assert (pool["use"], pool["use_unknown"]) == (None, "GET http://127.0.0.1:9003/metrics: timed out")
 
 
