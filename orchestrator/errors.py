@@ -14,6 +14,7 @@
     ├── UpdateUnended           an update goes on, and nobody can wait for it any longer: the user asks again
     ├── UpdateUnknown           no update of this number was asked for
     ├── AuditFailed             an audit could not be made
+    │   └── AuditRefused        the job does not serve: the user asks later
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
@@ -112,6 +113,10 @@ class UpdateUnknown(HeadraceError):
 
 class AuditFailed(HeadraceError):
     """An audit could not be made: nothing is known of the job's KV."""
+
+
+class AuditRefused(AuditFailed):
+    """Only a job that serves can be audited."""
 
 
 class Unsupported(HeadraceError):

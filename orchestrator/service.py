@@ -16,7 +16,7 @@ from pathlib import Path
 from connectors.pool_client import PoolUse
 from deploy.backend import Backend
 from deploy.errors import DeployError
-from orchestrator.errors import AuditFailed, JobDiffers, JobExists, JobFailed, PlanRefused, SpecError, Unsupported
+from orchestrator.errors import AuditRefused, JobDiffers, JobExists, JobFailed, PlanRefused, SpecError, Unsupported
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import Finding, JobPlan, PoolPlan
@@ -249,11 +249,11 @@ class JobService:
 
         Raises:
             JobUnknown: none is recorded.
-            AuditFailed: it could not be made.
+            AuditFailed: it could not be made; `AuditRefused` where the job does not serve.
         """
         job = self.store.get(name)
         if job.phase not in SERVING:
-            raise AuditFailed(f"job {name!r} is {job.phase}: a job that serves can be audited")
+            raise AuditRefused(f"job {name!r} is {job.phase}: a job that serves can be audited")
         return audit(job.plan, most)
 
     def stop(self, name: str, say: Callable[[str], None] = lambda _text: None) -> StoredJob:

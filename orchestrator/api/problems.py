@@ -4,7 +4,6 @@ answer so. `server.py` hangs the handlers into the app; `guard.py` answers so as
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -21,6 +20,7 @@ from orchestrator.api.examples import PROBLEM
 from orchestrator.api.wire import Note, WireModel
 from orchestrator.errors import (
     AuditFailed,
+    AuditRefused,
     Complaint,
     HeadraceError,
     JobDiffers,
@@ -37,7 +37,6 @@ from orchestrator.errors import (
 )
 from orchestrator.store.jobs import PortsReserved, RecordUnreadable
 
-_LOG = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
 PLAIN_TYPE = "about:blank"
 """RFC 9457: the status says it all."""
@@ -93,6 +92,7 @@ KINDS: tuple[ProblemKind, ...] = (
     ProblemKind(error=PortsReserved, status=409, title="Ports reserved"),
     ProblemKind(error=RecordUnreadable, status=409, title="Record unreadable"),
     ProblemKind(error=UpdateFailed, status=500, title="Update failed"),
+    ProblemKind(error=AuditRefused, status=409, title="Audit refused"),
     ProblemKind(error=AuditFailed, status=503, title="Audit failed"),
     ProblemKind(error=UpdateUnended, status=504, title="Update unended"),
     ProblemKind(error=HeadraceError, status=500, title="Failed"),

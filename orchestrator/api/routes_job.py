@@ -71,7 +71,7 @@ def job_routes(service: JobService) -> APIRouter:
         """Forget a job that has ended. Its files and logs stay."""
         await run_in_threadpool(service.forget, name)
 
-    @routes.post("/jobs/{name}/audit", responses=declared(404, 503))
+    @routes.post("/jobs/{name}/audit", responses=declared(404, 409, 503))
     async def audit(name: str, body: AuditBody) -> AuditStatus:
         """Replay requests without cache and compare. Answers when that is done: seconds for each."""
         return audit_status(await run_in_threadpool(service.audit, name, body.requests))

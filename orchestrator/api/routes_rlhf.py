@@ -18,15 +18,15 @@ from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.examples import FINISHED, SOURCE
 from orchestrator.api.problems import declared
-from orchestrator.api.wire import WireModel
+from orchestrator.api.wire import OpenTable, WireModel
 from orchestrator.errors import UpdateFailed, UpdateRefused, UpdateUnended
 from orchestrator.weight_service import PushOptions, WeightService
 
 ANSWERS_WITHIN_S = 280.0
 """vLLM's client gives up after 300 s."""
 
-InitInfo = Annotated[dict[str, Any], Body(embed=True, examples=[{}])]
-UpdateInfo = Annotated[dict[str, Any] | list[dict[str, Any]], Body(embed=True, examples=[{"source": SOURCE}])]
+InitInfo = Annotated[OpenTable, Body(embed=True, examples=[{}])]
+UpdateInfo = Annotated[OpenTable | list[OpenTable], Body(embed=True, examples=[{"source": SOURCE}])]
 VersionName = Annotated[str | None, Body(embed=True, examples=["step-200"])]
 
 

@@ -49,7 +49,8 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         stopping.set()
         await run_in_threadpool(supervising.join)
 
-    app = DocumentedApi(title="Headrace control API", version="1", lifespan=lifespan)
+    # Pages that a browser could not send a token for, made of scripts from elsewhere.
+    app = DocumentedApi(title="Headrace control API", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
     app.add_middleware(Guard, access=access)
     add_handlers(app)
 

@@ -9,7 +9,7 @@ from pydantic import ConfigDict
 
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.api.examples import PUSH, UPDATE, UPDATES, WEIGHTS
-from orchestrator.api.wire import WireModel
+from orchestrator.api.wire import OpenTable, WireModel
 from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.store.updates import StoredRemark
 from orchestrator.weights.journal import PushOutcome, PushRecord
@@ -19,7 +19,7 @@ from orchestrator.weights.words import Going, Phase, Position
 class PushBody(WireModel, json_schema_extra={"examples": [PUSH]}):
     model_config = ConfigDict(extra="forbid")
 
-    source: dict[str, Any]
+    source: OpenTable
     """Where the version is to be had: what a publisher gives, or {"transport": "path", "path": FOLDER}."""
     version: str | None = None
     """Left out: the source names it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from connectors.types import Role
 from orchestrator.weights import acts, events
@@ -16,8 +17,8 @@ ROLES: dict[str, Role] = {"prefill-0": "prefill", "decode-0": "decode"}
 class FakeReceivers:
     """Boots as a job does: engines fenced, with the weights on their disk; the router frozen."""
 
-    def __init__(self) -> None:
-        self.engines = {name: SimEngine(name, role, epoch=None) for name, role in ROLES.items()}
+    def __init__(self, roles: Mapping[str, Role] = ROLES) -> None:
+        self.engines = {name: SimEngine(name, role, epoch=None) for name, role in roles.items()}
         for engine in self.engines.values():
             engine.weights = engine.version = FIRST_VERSION
         self.router = SimRouter(self.engines, gate="frozen")
