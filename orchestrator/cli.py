@@ -23,7 +23,8 @@ from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_dia
 from orchestrator.compose import local_service
 from orchestrator.errors import AuditFailed, HeadraceError
 from orchestrator.observe.doctor import diagnose
-from orchestrator.plan.types import plan_to_json, shown_plan
+from orchestrator.plan.shown import shown_plan
+from orchestrator.plan.types import plan_to_json
 from orchestrator.service import JobService
 from orchestrator.spec.load import load_job_file
 from orchestrator.store.database import home_folder

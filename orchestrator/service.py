@@ -10,13 +10,23 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from connectors.pool_client import PoolUse
 from deploy.backend import Backend
 from deploy.errors import DeployError
-from orchestrator.errors import AuditRefused, JobDiffers, JobExists, JobFailed, PlanRefused, SpecError, Unsupported
+from orchestrator.errors import (
+    AuditRefused,
+    JobDiffers,
+    JobExists,
+    JobFailed,
+    JobUnknown,
+    PlanRefused,
+    SpecError,
+    Unsupported,
+)
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import Finding, JobPlan, PoolPlan
@@ -153,7 +163,7 @@ class JobService:
             return self._supervisor(backend).bring_up(name, progress)
         except Overtaken:
             raise JobFailed(f"job {name!r} was stopped by another command while it was coming up") from None
-        except (JobFailed, DeployError, StateUnusable) as error:
+        except (JobFailed, JobUnknown, DeployError, StateUnusable) as error:
             raise JobFailed(self._end(backend, admission, "failed", str(error))) from error
         except Exception as error:
             self._end(backend, admission, "failed", f"unexpected {type(error).__name__}: {error}")
@@ -232,8 +242,12 @@ class JobService:
 
     def views(self) -> list[JobView]:
         """Without the use of pools: many masters that do not answer would add up."""
-        unasked = "it is asked for where one job is looked at"
-        return [replace(self._view(name), pool_use=unasked) for name in self.store.names()]
+        views = []
+        for name in self.store.names():
+            # One whose record was deleted meanwhile is not missed.
+            with suppress(JobUnknown):
+                views.append(replace(self._view(name), pool_use="it is asked for where one job is looked at"))
+        return views
 
     def _view(self, name: str) -> JobView:
         view = view_job(self.store, name, self.backend(), self.probe)

@@ -23,7 +23,7 @@ from orchestrator.supervisor.interfaces import Progress
 _LOG = logging.getLogger(__name__)
 
 _ANSWERS: dict[int | str, dict[str, Any]] = {
-    **declared(409, 415),
+    **declared(415),
     200: {"model": JobStatus, "description": "It lives already"},
 }
 
@@ -66,12 +66,12 @@ def job_routes(service: JobService) -> APIRouter:
             response.status_code = 202
         return job_status(await run_in_threadpool(service.view, name))
 
-    @routes.delete("/jobs/{name}/record", status_code=204, responses=declared(404, 409))
+    @routes.delete("/jobs/{name}/record", status_code=204, responses=declared(404))
     async def delete_record(name: str) -> None:
         """Forget a job that has ended. Its files and logs stay."""
         await run_in_threadpool(service.forget, name)
 
-    @routes.post("/jobs/{name}/audit", responses=declared(404, 409, 503))
+    @routes.post("/jobs/{name}/audit", responses=declared(404, 503))
     async def audit(name: str, body: AuditBody) -> AuditStatus:
         """Replay requests without cache and compare. Answers when that is done: seconds for each."""
         return audit_status(await run_in_threadpool(service.audit, name, body.requests))

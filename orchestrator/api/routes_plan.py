@@ -12,7 +12,8 @@ from orchestrator.api.job_file import IN_DOCUMENT, job_file
 from orchestrator.api.problems import UnknownBodyType, UnreadableBody, declared
 from orchestrator.api.schemas import Verdict, verdict
 from orchestrator.errors import SpecError
-from orchestrator.plan.types import Finding, JobPlan, plan_to_json, shown_plan
+from orchestrator.plan.shown import shown_plan
+from orchestrator.plan.types import Finding, JobPlan, plan_to_json
 from orchestrator.service import JobService
 
 _PLAN: dict[int | str, dict[str, Any]] = {200: {"model": JobPlan, "content": {"application/json": {"example": PLAN}}}}

@@ -107,7 +107,7 @@ class RlhfSessions:
 
 
 def rlhf_routes(weights: WeightService) -> APIRouter:
-    routes = APIRouter(prefix="/jobs/{name}/rlhf", tags=["vLLM's weight routes"], responses=declared(404, 409))
+    routes = APIRouter(prefix="/jobs/{name}/rlhf", tags=["vLLM's weight routes"], responses=declared(404))
     sessions = RlhfSessions(weights)
 
     @routes.post("/init_weight_transfer_engine")

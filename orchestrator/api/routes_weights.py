@@ -25,7 +25,7 @@ UpdateNumber = Annotated[int, Path(ge=1, lt=2**63)]
 def weight_routes(weights: WeightService) -> APIRouter:
     routes = APIRouter(prefix="/jobs/{name}/weights", tags=["weights"], responses=declared(404))
 
-    @routes.post("", status_code=202, responses=declared(409))
+    @routes.post("", status_code=202)
     async def push(name: str, body: PushBody) -> UpdateStatus:
         """Bring a version to all engines of a job. Answers once it is noted; `GET .../updates/{number}` says how it
         went."""

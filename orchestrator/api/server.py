@@ -25,8 +25,8 @@ from orchestrator.service import JobService
 from orchestrator.supervision import supervise_all
 from orchestrator.weights.audit import audit_kept
 
-GUARDED = declared(400, 401, 403, 413, 422, 500)
-"""What any route with a token may answer."""
+GUARDED = declared(400, 401, 403, 409, 413, 422, 500)
+"""What any route with a token may answer; 409 also where another version has recorded a job."""
 
 
 class Health(WireModel, json_schema_extra={"examples": [{"status": "ok"}]}):

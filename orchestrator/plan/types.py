@@ -13,7 +13,6 @@ from orchestrator.plan.audit import AuditPlan
 from orchestrator.plan.weights import WeightsPlan
 from orchestrator.spec.difference import asked_for
 from orchestrator.spec.job import JobSpec
-from orchestrator.spec.secrets import blanked, secrets_in, without_secrets
 
 Severity = Literal["error", "warning"]
 
@@ -121,9 +120,3 @@ def plan_to_json(plan: JobPlan) -> str:
 
 def plan_from_json(text: str) -> JobPlan:
     return _PLAN.validate_json(text)
-
-
-def shown_plan(plan: JobPlan) -> JobPlan:
-    """The plan as people may see it: without the secrets of its job file."""
-    secrets = frozenset(secrets_in(asked_for(plan.spec)))
-    return _PLAN.validate_python(blanked(without_secrets(_PLAN.dump_python(plan, mode="json")), secrets))

@@ -86,7 +86,7 @@ def job_from_data(data: Mapping[str, Any], *, source: str) -> JobSpec:
 
 
 def _complaints(error: ValidationError) -> list[Complaint]:
-    complaints = [describe(detail, JobSpec) for detail in error.errors()[:MOST_COMPLAINTS]]
+    complaints = [describe(detail, JobSpec) for detail in error.errors(include_url=False)[:MOST_COMPLAINTS]]
     if (left := error.error_count() - len(complaints)) > 0:
         complaints.append(Complaint(field="job", problem=f"has {left} more mistakes", mend="mend these first"))
     return complaints

@@ -51,13 +51,9 @@ def secrets_in(value: Any, name: str = "") -> Iterator[str]:
         yield value
 
 
-def blanked(value: Any, secrets: frozenset[str]) -> Any:
-    """`value` with each of `secrets` replaced, wherever it stands in a text."""
-    if isinstance(value, Mapping):
-        return {key: blanked(below, secrets) for key, below in value.items()}
-    if isinstance(value, list | tuple):
-        return [blanked(below, secrets) for below in value]
-    if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, LEFT_OUT)
-    return value
+def blank(text: str, secrets: frozenset[str]) -> str:
+    """`text` with each of `secrets` replaced."""
+    # Longest first: one may be a part of another.
+    for secret in sorted(secrets, key=len, reverse=True):
+        text = text.replace(secret, LEFT_OUT)
+    return text

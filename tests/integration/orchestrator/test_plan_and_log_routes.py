@@ -74,6 +74,14 @@ def test_a_rendered_plan_is_whole_and_without_secrets(fleet: FakeFleet, api: htt
     assert not fleet.store.folder("demo").exists()
 
 
+@pytest.mark.parametrize("value", ["decode", "colocated", "127.0.0.1", "mooncake", "a", "{}", "(left out)"])
+def test_a_secret_that_is_an_everyday_word(api: httpx.Client, value: str) -> None:
+    reply = api.post("/render", json=pd_data(env={"A_TOKEN": value}))
+    plan = plan_from_json(reply.text)
+    assert plan.spec.env == {"A_TOKEN": "(left out)"}
+    assert [engine.role for engine in plan.engines] == ["prefill", "decode"]
+
+
 def test_a_plan_that_cannot_be_laid_out(api: httpx.Client) -> None:
     reply = api.post("/render", json=pd_data(roles={"decode": {"kv_offload": {"cpu": {"num_bytes": "much"}}}}))
     assert reply.status_code == 422
