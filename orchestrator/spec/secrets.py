@@ -43,7 +43,7 @@ def secrets_in(value: Any, name: str = "") -> Iterator[str]:
     """Those that are long enough to be looked for elsewhere."""
     if isinstance(value, Mapping):
         for key, below in value.items():
-            yield from secrets_in(below, str(key))
+            yield from secrets_in(below, name if is_secret(name) else str(key))
     elif isinstance(value, list | tuple):
         for below in value:
             yield from secrets_in(below, name)

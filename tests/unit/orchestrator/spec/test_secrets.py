@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import SpecError
-from orchestrator.spec.secrets import is_secret, without_secrets
+from orchestrator.spec.secrets import is_secret, secrets_in, without_secrets
 from tests.unit.orchestrator.samples import pd_data, spec_of
 
 SECRET = "s3cr3t-s3cr3t"
@@ -42,3 +42,8 @@ def test_complaints_leave_them_out(changes: dict[str, Any]) -> None:
     with pytest.raises(SpecError) as refused:
         spec_of(pd_data(**changes))
     assert SECRET not in str(refused.value)
+
+
+def test_secrets_to_look_for_elsewhere() -> None:
+    table = {"env": {"A_TOKEN": "t" * 20, "B": "b" * 20}, "x_key": {"a": ["k" * 20]}, "c_token": "short"}
+    assert set(secrets_in(table)) == {"t" * 20, "k" * 20}
