@@ -16,7 +16,8 @@
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/jobs.py)
-    └── StateUnusable           the state folder cannot be read or written (store/database.py)
+    ├── StateInUse              another control plane runs on the state folder (store/driver_lock.py)
+    └── StateUnusable           the state folder cannot be read or written (store/home.py)
 
 Each message says what is wrong, with the field and the values, and what mends it.
 """

@@ -20,8 +20,8 @@ from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import DriverLock
+from orchestrator.store.home import StateUnusable
 from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, StoredJob
 from orchestrator.store.tokens import write_fresh_token
 from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe

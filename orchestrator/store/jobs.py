@@ -112,7 +112,7 @@ class JobStore:
         Raises:
             JobExists: a job of this name is recorded and not ended.
         """
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             _refuse_recorded(connection, name)
 
     def get(self, name: str) -> StoredJob:
@@ -129,16 +129,16 @@ class JobStore:
 
     def find(self, name: str) -> StoredJob | None:
         """The job of this name, or None where none is recorded."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
             return None if row is None else _job(connection, row)
 
     def names(self) -> list[str]:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return [row["name"] for row in connection.execute("SELECT name FROM jobs ORDER BY name")]
 
     def serving_names(self) -> list[str]:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             query = f"SELECT name FROM jobs WHERE phase IN ({_marks(SERVING)}) ORDER BY name"
             return [row["name"] for row in connection.execute(query, SERVING)]
 
@@ -163,7 +163,7 @@ class JobStore:
 
     def _is_in(self, name: str, run_id: str, phases: tuple[Phase, ...]) -> bool:
         query = f"SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase IN ({_marks(phases)})"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return connection.execute(query, (name, run_id, *phases)).fetchone() is not None
 
     def add_unit(self, job: str, run_id: str, record: UnitRecord, now: float) -> None:
@@ -191,7 +191,7 @@ class JobStore:
 
     def reserved_ports(self, except_job: str) -> frozenset[int]:
         """Ports that the other jobs which have not ended have planned."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return _reserved_ports(connection, except_job)
 
 

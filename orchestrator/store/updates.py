@@ -80,7 +80,7 @@ class UpdateStore:
 
     def position(self, job: str) -> str:
         """The newest record; empty before the first."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute("SELECT position FROM weight_positions WHERE job = ?", (job,)).fetchone()
             return "" if row is None else str(row["position"])
 
@@ -133,13 +133,13 @@ class UpdateStore:
     def updates(self, job: str) -> list[StoredUpdate]:
         """Of the job's present run, in their order. There may be tens of thousands."""
         query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return [_update(row) for row in connection.execute(query, (job,))]
 
     def update(self, job: str, number: int) -> StoredUpdate | None:
         """None where the job's present run has none of this number."""
         query = "SELECT * FROM weight_updates WHERE job = ? AND number = ?"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             # As text, which SQLite compares as a number: its own integers end, and what a caller asks for may not.
             row = connection.execute(query, (job, str(number))).fetchone()
             return None if row is None else _update(row)
@@ -147,7 +147,7 @@ class UpdateStore:
     def newest(self, job: str) -> StoredUpdate | None:
         """The only one that can have no end yet. None where the job's present run has had none."""
         query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number DESC LIMIT 1"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(query, (job,)).fetchone()
             return None if row is None else _update(row)
 
@@ -164,7 +164,7 @@ class UpdateStore:
     def remarks(self, job: str) -> list[StoredRemark]:
         """Of the job's present run, in their order."""
         query = "SELECT text, at FROM weight_remarks WHERE job = ? ORDER BY rowid"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return [StoredRemark(text=row["text"], at=row["at"]) for row in connection.execute(query, (job,))]
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from orchestrator.errors import JobFailed, UpdateRefused
 from orchestrator.observe.engines import PROBE_EPOCH
-from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import CoordinatorLock
+from orchestrator.store.home import StateUnusable
 from orchestrator.store.jobs import StoredJob
 from orchestrator.store.updates import CoordinatorReplaced, EndedUpdate
 from orchestrator.supervision import supervise_all
