@@ -24,6 +24,7 @@ from orchestrator.plan.weights import WeightsPlan
 from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import JobStore, StoredJob
 from orchestrator.store.updates import UpdateStore
+from orchestrator.supervisor.adoption import note_adoption
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.watch import UnitNews, Watch
 from orchestrator.weights.acts import Command
@@ -91,6 +92,7 @@ class Supervision:
             watched = (*(engine.name for engine in job.plan.engines), _ROUTER)
             watch = Watch(store=self.store, backend=self.backend(), probe=self.probe, job=job, units=watched)
             journal = Journal(self.updates, job.name, job.run_id)
+            note_adoption(self.store, self.backend(), self.probe, job, _doing(journal.newest()))
             runner = self._runner(job, journal, lambda engine, _why: watch.restart(engine))
             while self.store.is_serving(name, job.run_id) and not is_over(runner.position):
                 for news in watch.look():
@@ -111,6 +113,13 @@ class Supervision:
             join_mode=weights.load_mode,
         )
         return Runner(coordinator=coordinator, journal=journal, carry_out=self.carry_out(job.plan), restart=restart)
+
+
+def _doing(position: Position | None) -> str:
+    course = None if position is None else position.course
+    if course is None:
+        return "supervised"
+    return f"supervised, update {course.update.number} goes on in {course.phase} ({course.going}),"
 
 
 _ROUTER = "router"

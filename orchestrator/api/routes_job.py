@@ -99,7 +99,7 @@ def _resume(service: JobService, name: str) -> None:
             admission = service.resume(name)
             _in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
     elif job.phase == "stopping" and not service.is_driven(name):
-        _in_background(partial(service.stop, name), name=f"stop {name}")
+        _in_background(partial(service.finish_stop, name), name=f"stop {name}")
 
 
 def _job_table(body: bytes, content_type: str) -> dict[str, Any]:

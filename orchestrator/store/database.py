@@ -28,6 +28,9 @@ class Database:
         StateUnusable: the folder or the file cannot be used; so do all transactions.
     """
 
+    synchronous = "FULL"
+    """What is recorded before an act has to be on the disk before it, a power cut included."""
+
     def __init__(self, home: Path) -> None:
         self.home = home
         self._path = home / "headrace.db"
@@ -53,8 +56,7 @@ class Database:
         connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA foreign_keys = ON")
-        # What is recorded before an act has to be on the disk before it, a power cut included.
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA synchronous = {self.synchronous}")
         return connection
 
     @contextmanager
@@ -64,6 +66,16 @@ class Database:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
+
+    @contextmanager
+    def noting(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that writes what nothing depends on: it does not wait for the disk."""
+        with self._lent() as connection:
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+            connection.execute(f"PRAGMA synchronous = {self.synchronous}")
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:

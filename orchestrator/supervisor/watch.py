@@ -18,7 +18,7 @@ from deploy.errors import DeployError
 from deploy.unit import LaunchUnit, UnitRecord, UnitStatus
 from orchestrator.errors import HeadraceError
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit
+from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit, ended_event
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.restarts import may_start_at
 
@@ -45,6 +45,8 @@ class Watch:
         self._units = {unit.name: unit for unit in job.plan.units if unit.name in units}
         self._ready: dict[str, UnitRecord | None] = {stored.record.name: stored.record for stored in job.units}
         """The life of each that was ready when it was last looked at."""
+        self._ended: dict[str, UnitRecord] = {}
+        """The life of each whose end is on record as an event."""
         self.waiting: set[str] = set()
         """Whose restart was asked for and has not been made."""
         self._coming_up: set[str] = set()
@@ -76,6 +78,9 @@ class Watch:
         is_coming_up = not ready and _is_coming_up(stored, status, unit)
         (self._coming_up.add if is_coming_up else self._coming_up.discard)(name)
         before, self._ready[name] = self._ready[name], life if ready else None
+        if not status.alive and self._ended.get(name) != life:
+            self._ended[name] = life
+            self._store.events.note(self._job.name, ended_event(life, status.exit_code))
         if before is not None and self._ready[name] != before:
             yield UnitNews(unit=name, what="ended")
         if ready and before != life:
