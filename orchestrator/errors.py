@@ -28,10 +28,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class HeadraceError(Exception):
-    """An error whose text is meant for a user."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Complaint:
     """One thing wrong with a job file."""
@@ -43,6 +39,13 @@ class Complaint:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.problem}; {self.mend}" if self.mend else f"{self.field}: {self.problem}"
+
+
+class HeadraceError(Exception):
+    """An error whose text is meant for a user."""
+
+    complaints: tuple[Complaint, ...] = ()
+    """Each thing that is wrong with a job file, where that is what the error is about."""
 
 
 class SpecError(HeadraceError):
