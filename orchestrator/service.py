@@ -10,6 +10,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,10 +30,12 @@ from orchestrator.supervisor.adoption import note_adoption
 from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
-from orchestrator.supervisor.view import JobView, ServedVersion, view_job
+from orchestrator.supervisor.view import JobGlance, JobView, ServedVersion, glance_at_jobs, view_job
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.audit import Audited, audit
 
+EVENTS_SHOWN = 10
+VIEWS_AT_ONCE = 8
 RUNS_KEPT = 5
 PLANS_TRIED = 3
 SWEEP_GRACE_S = 2.0
@@ -201,6 +204,7 @@ class JobService:
             JobUnknown: none is recorded.
         """
         view = view_job(self.store, name, self.backend(), self.probe)
+        view = replace(view, events=tuple(self.store.events.newest(EVENTS_SHOWN, name)))
         position = self.weights.position(name)
         if position is None:
             return view
@@ -208,7 +212,12 @@ class JobService:
         return replace(view, serves=ServedVersion(version=committed.version, epoch=committed.epoch))
 
     def views(self) -> list[JobView]:
-        return [self.view(name) for name in self.store.names()]
+        with ThreadPoolExecutor(VIEWS_AT_ONCE) as pool:
+            return list(pool.map(self.view, self.store.names()))
+
+    def glances(self) -> list[JobGlance]:
+        """At all jobs: what is recorded, and which processes live."""
+        return glance_at_jobs(self.store, self.backend())
 
     def audit(self, name: str, most: int) -> tuple[Audited, ...]:
         """Whether the job answers as it would without any cache: of its newest kept requests at most so many, or as

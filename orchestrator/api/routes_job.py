@@ -16,7 +16,7 @@ from fastapi.concurrency import run_in_threadpool
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
 from orchestrator.api.document import JOB_FILE_BODY
 from orchestrator.api.problems import UnknownBodyType, UnreadableBody, declared
-from orchestrator.api.schemas import JobList, JobStatus, job_status
+from orchestrator.api.schemas import JobList, JobStatus, job_status, job_summary
 from orchestrator.errors import Complaint, HeadraceError, JobExists, SpecError
 from orchestrator.service import JobService
 from orchestrator.spec.load import job_from_data, parse_job_text
@@ -46,8 +46,8 @@ def job_routes(service: JobService) -> APIRouter:
 
     @routes.get("/jobs")
     async def list_jobs() -> JobList:
-        """All recorded jobs, each looked at now."""
-        return JobList(jobs=[job_status(view) for view in await run_in_threadpool(service.views)])
+        """All recorded jobs, and which of their processes live; `GET /jobs/{name}` looks closer."""
+        return JobList(jobs=[job_summary(glance) for glance in await run_in_threadpool(service.glances)])
 
     @routes.get("/jobs/{name}", responses=declared(404))
     async def show_job(name: str) -> JobStatus:

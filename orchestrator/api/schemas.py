@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import time
 
+from orchestrator.api.event_schemas import EventStatus, event_status
 from orchestrator.api.examples import JOB, JOBS
 from orchestrator.api.wire import Note, WireModel
 from orchestrator.store.jobs import Phase
 from orchestrator.supervisor.state import UnitState
-from orchestrator.supervisor.view import JobView
+from orchestrator.supervisor.view import JobGlance, JobView
 
 
 class UnitStatus(WireModel):
@@ -61,10 +62,24 @@ class JobStatus(WireModel, json_schema_extra={"examples": [JOB]}):
     pool: PoolStatus | None
     prometheus_url: str | None
     warnings: list[Note]
+    events: list[EventStatus]
+    """The newest few, in their order."""
+
+
+class JobSummary(WireModel):
+    name: str
+    phase: Phase
+    reason: str
+    age_s: float
+    directory: str
+    processes: int
+    """That were started."""
+    alive: int
+    """Of these. Whether they answer, `GET /jobs/{name}` asks them."""
 
 
 class JobList(WireModel, json_schema_extra={"examples": [JOBS]}):
-    jobs: list[JobStatus]
+    jobs: list[JobSummary]
 
 
 def job_status(view: JobView) -> JobStatus:
@@ -106,4 +121,17 @@ def job_status(view: JobView) -> JobStatus:
         pool=pool,
         prometheus_url=plan.prometheus_url,
         warnings=[Note(field=note.field, problem=note.problem, mend=note.mend) for note in plan.findings],
+        events=[event_status(each) for each in view.events],
+    )
+
+
+def job_summary(glance: JobGlance) -> JobSummary:
+    return JobSummary(
+        name=glance.job.name,
+        phase=glance.phase,
+        reason=glance.reason,
+        age_s=round(time.time() - glance.job.created_at, 1),
+        directory=str(glance.job.directory),
+        processes=len(glance.job.records),
+        alive=len(glance.alive),
     )

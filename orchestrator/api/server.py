@@ -13,6 +13,7 @@ from fastapi.concurrency import run_in_threadpool
 from orchestrator.api.document import DocumentedApi
 from orchestrator.api.guard import Guard
 from orchestrator.api.problems import add_handlers, declared
+from orchestrator.api.routes_events import event_routes
 from orchestrator.api.routes_job import job_routes, resume_starts
 from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
@@ -55,6 +56,7 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         """Whether the control plane answers. Asks for no token."""
         return Health(status="ok")
 
-    for routes in (job_routes(service), weight_routes(service.weights), rlhf_routes(service.weights)):
+    weights = service.weights
+    for routes in (job_routes(service), weight_routes(weights), rlhf_routes(weights), event_routes(service.store)):
         app.include_router(routes, responses=GUARDED)
     return app

@@ -8,7 +8,6 @@ nor a log's lines but the one that says why a process ended.
 from __future__ import annotations
 
 import json
-import random
 import sqlite3
 import time
 from collections.abc import Mapping
@@ -40,8 +39,8 @@ EventKind = Literal[
 join. engine_joined: the router may send it requests. engine_fenced: it takes none. remark: for a person to know."""
 KEPT_PER_JOB = 10_000
 KEPT_S = 30 * 24 * 3600.0
-PRUNED_ONCE_IN = 256
-"""Events. By chance: a count would have to be kept for each job, in whichever process writes next."""
+PRUNED_EVERY = 257
+"""Events, those of all jobs counted. A prime: jobs that take turns at writing all come to be pruned."""
 PRUNED_BY_AGE = 1000
 """At most so many at once."""
 LONGEST_TEXT = 500
@@ -102,11 +101,12 @@ class EventStore:
 
 def note(connection: sqlite3.Connection, job: str, event: Event, now: float) -> None:
     """Note an event in a transaction that writes."""
-    connection.execute(
+    done = connection.execute(
         "INSERT INTO events (at, job, process, kind, text, data) VALUES (?, ?, ?, ?, ?, ?)",
         (now, job, event.process, event.kind, event.text[:LONGEST_TEXT], json.dumps(dict(event.data))),
     )
-    if random.random() * PRUNED_ONCE_IN < 1:
+    assert done.lastrowid is not None
+    if done.lastrowid % PRUNED_EVERY == 0:
         _prune(connection, job, now)
 
 

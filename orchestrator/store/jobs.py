@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -48,27 +49,19 @@ class StoredUnit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredJob:
+class JobHead:
+    """What is recorded of a job but its plan, which is most of it."""
+
     name: str
     run_id: str
     directory: Path
     socket_dir: Path
-    plan_text: str
     phase: Phase
     reason: str
     """Why it is in this phase, where that needs saying."""
     created_at: float
     phase_at: float
     units: tuple[StoredUnit, ...]
-
-    @cached_property
-    def plan(self) -> JobPlan:
-        """Raises `RecordUnreadable`. Read when it is asked for: what another version recorded can still be ended."""
-        return _plan(self.name, self.plan_text)
-
-    def check_plan(self) -> None:
-        """Raises `RecordUnreadable`."""
-        _ = self.plan
 
     @property
     def run(self) -> RunContext:
@@ -79,6 +72,20 @@ class StoredJob:
     @property
     def records(self) -> tuple[UnitRecord, ...]:
         return tuple(unit.record for unit in self.units)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredJob(JobHead):
+    plan_text: str
+
+    @cached_property
+    def plan(self) -> JobPlan:
+        """Raises `RecordUnreadable`. Read when it is asked for: what another version recorded can still be ended."""
+        return _plan(self.name, self.plan_text)
+
+    def check_plan(self) -> None:
+        """Raises `RecordUnreadable`."""
+        _ = self.plan
 
 
 class JobStore:
@@ -137,6 +144,18 @@ class JobStore:
         with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
             return None if row is None else _job(connection, row)
+
+    def heads(self) -> list[JobHead]:
+        """Of all jobs, by name."""
+        with self._database.reading() as connection:
+            units = defaultdict(list)
+            for row in connection.execute("SELECT * FROM units ORDER BY job, started_at, name"):
+                units[row["job"], row["run_id"]].append(_unit(row))
+            columns = "name, run_id, directory, socket_dir, phase, reason, created_at, phase_at"
+            return [
+                JobHead(**_head(row), units=tuple(units[row["name"], row["run_id"]]))
+                for row in connection.execute(f"SELECT {columns} FROM jobs ORDER BY name")
+            ]
 
     def names(self) -> list[str]:
         with self._database.reading() as connection:
@@ -263,18 +282,21 @@ def _job(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredJob:
     units = connection.execute(
         "SELECT * FROM units WHERE job = ? AND run_id = ? ORDER BY started_at, name", (row["name"], row["run_id"])
     ).fetchall()
-    return StoredJob(
-        name=row["name"],
-        run_id=row["run_id"],
-        directory=Path(row["directory"]),
-        socket_dir=Path(row["socket_dir"]),
-        plan_text=row["plan"],
-        phase=row["phase"],
-        reason=row["reason"],
-        created_at=row["created_at"],
-        phase_at=row["phase_at"],
-        units=tuple(_unit(unit) for unit in units),
-    )
+    return StoredJob(**_head(row), plan_text=row["plan"], units=tuple(_unit(unit) for unit in units))
+
+
+def _head(row: sqlite3.Row) -> dict[str, Any]:
+    """All of it but the units."""
+    return {
+        "name": row["name"],
+        "run_id": row["run_id"],
+        "directory": Path(row["directory"]),
+        "socket_dir": Path(row["socket_dir"]),
+        "phase": row["phase"],
+        "reason": row["reason"],
+        "created_at": row["created_at"],
+        "phase_at": row["phase_at"],
+    }
 
 
 def _unit(row: sqlite3.Row) -> StoredUnit:

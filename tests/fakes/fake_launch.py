@@ -97,6 +97,9 @@ class FakeBackend:
     def poll(self, run: RunContext, records: Sequence[UnitRecord]) -> dict[str, UnitStatus]:
         return {record.name: self._status(record) for record in records}
 
+    def alive(self, records: Sequence[UnitRecord]) -> frozenset[UnitRecord]:
+        return frozenset(record for record in records if record.pid in self.machine.living)
+
     def _status(self, record: UnitRecord) -> UnitStatus:
         alive = record.pid in self.machine.living
         return UnitStatus(

@@ -62,7 +62,7 @@ def test_an_event_comes_back_as_it_was_noted(database: Database) -> None:
 @pytest.mark.parametrize("job", ["noisy", "quiet"])
 def test_only_the_newest_of_each_job_are_kept(database: Database, monkeypatch: pytest.MonkeyPatch, job: str) -> None:
     monkeypatch.setattr(events, "KEPT_PER_JOB", 3)
-    monkeypatch.setattr(events, "PRUNED_ONCE_IN", 1)
+    monkeypatch.setattr(events, "PRUNED_EVERY", 1)
     store = EventStore(database)
     for number in range(8):
         store.note("noisy", remark(str(number)))
@@ -79,7 +79,7 @@ def test_old_ones_go_a_few_at_a_time_and_no_number_is_given_twice(
     with database.transaction() as connection:
         for number in range(6):
             note(connection, "gone", remark(str(number)), NOW)
-    monkeypatch.setattr(events, "PRUNED_ONCE_IN", 1)
+    monkeypatch.setattr(events, "PRUNED_EVERY", 1)
     later = NOW + events.KEPT_S + 1
     for left in (["4", "5"], []):
         with database.transaction() as connection:
