@@ -9,6 +9,7 @@ from deploy import probe as readiness
 from deploy.local.backend import LocalBackend
 from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
+from orchestrator.observe.pool import pool_use
 from orchestrator.observe.router import not_ready
 from orchestrator.plan.types import JobPlan
 from orchestrator.service import JobService
@@ -41,6 +42,7 @@ def local_service(home: Path) -> JobService:
         socket_dir=socket_dir,
         probe=readiness.check,
         questions=RunningEngines(),
+        pool_use=pool_use,
         open_job=supervision.open,
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )

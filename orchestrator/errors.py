@@ -4,7 +4,9 @@
     ├── SpecError               the job file is wrong: the user mends it
     ├── PlanRefused             the job file is well-formed but cannot run: the user mends it
     ├── JobExists               a job of this name is already recorded: the user stops it first
+    │   └── JobDiffers          and it was started from another job file
     ├── JobUnknown              no job of this name is recorded
+    ├── ProcessUnknown          a job has no process of this name
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
     ├── Unsupported             this version cannot do what was asked
     ├── UpdateRefused           weights cannot be updated so, or not now: the user asks otherwise, or later
@@ -71,8 +73,22 @@ class JobExists(HeadraceError):
     """A job of this name is recorded and not ended."""
 
 
+class JobDiffers(JobExists):
+    """A job of this name lives, and was started from another job file."""
+
+    def __init__(self, job: str, phase: str, complaints: Sequence[Complaint]) -> None:
+        self.complaints = tuple(complaints)
+        lines = "\n".join(f"  {complaint}" for complaint in self.complaints)
+        mend = f"stop it with `headrace down {job}`, or give this one another name"
+        super().__init__(f"job {job!r} is already recorded as {phase}, from another job file; {mend}:\n{lines}")
+
+
 class JobUnknown(HeadraceError):
     """No job of this name is recorded."""
+
+
+class ProcessUnknown(HeadraceError):
+    """A job has no process of this name."""
 
 
 class JobFailed(HeadraceError):

@@ -15,12 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from connectors.pool_client import PoolUse
 from deploy.backend import Backend
 from deploy.errors import DeployError
-from orchestrator.errors import AuditFailed, JobExists, JobFailed, Unsupported
+from orchestrator.errors import AuditFailed, JobDiffers, JobExists, JobFailed, PlanRefused, SpecError, Unsupported
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
-from orchestrator.plan.types import JobPlan
+from orchestrator.plan.types import Finding, JobPlan, PoolPlan
+from orchestrator.spec.difference import differences
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.home import StateUnusable
@@ -63,6 +65,7 @@ class JobService:
     socket_dir: Callable[[Path], Path]
     probe: ReadinessProbe
     questions: EngineQuestions
+    pool_use: Callable[[PoolPlan], PoolUse | str]
     open_job: Opening
     weights: WeightService
     driver_wait_s: float = DRIVER_WAIT_S
@@ -75,6 +78,30 @@ class JobService:
         """
         reserved = self.store.reserved_ports(except_job=spec.name)
         return build_plan(spec, self.facts(spec, self.store.folder(spec.name), reserved))
+
+    def findings(self, spec: JobSpec) -> tuple[Finding, ...]:
+        """All that is to be said of a job that would be started now; an error keeps it from that. Records nothing."""
+        try:
+            return self.plan(spec).findings
+        except (PlanRefused, SpecError) as refused:
+            return tuple(Finding(severity="error", **vars(complaint)) for complaint in refused.complaints)
+
+    def admit_once(self, spec: JobSpec) -> Admission | None:
+        """As `admit`; None where the job lives already, and was started from the same job file.
+
+        Raises:
+            JobDiffers: it was started from another one.
+        """
+        try:
+            return self.admit(spec)
+        except JobExists:
+            job = self.store.find(spec.name)
+            if job is None or job.phase in (*ENDED, "stopping"):
+                raise
+            differing = differences(job.plan.spec, spec)
+            if differing:
+                raise JobDiffers(spec.name, job.phase, differing) from None
+            return None
 
     def admit(self, spec: JobSpec) -> Admission:
         """Plan a job, record it as starting, and keep every other driver off it. Starts nothing yet.
@@ -203,6 +230,19 @@ class JobService:
         Raises:
             JobUnknown: none is recorded.
         """
+        view = self._view(name)
+        pool = view.job.plan.pool
+        if pool is None or view.phase not in SERVING:
+            return replace(view, pool_use=f"the job is {view.phase}")
+        return replace(view, pool_use=self.pool_use(pool))
+
+    def views(self) -> list[JobView]:
+        """Without the use of pools: many masters that do not answer would add up."""
+        unasked = "it is asked for where one job is looked at"
+        with ThreadPoolExecutor(VIEWS_AT_ONCE) as pool:
+            return [replace(view, pool_use=unasked) for view in pool.map(self._view, self.store.names())]
+
+    def _view(self, name: str) -> JobView:
         view = view_job(self.store, name, self.backend(), self.probe)
         view = replace(view, events=tuple(self.store.events.newest(EVENTS_SHOWN, name)))
         position = self.weights.position(name)
@@ -210,10 +250,6 @@ class JobService:
             return view
         committed = position.committed
         return replace(view, serves=ServedVersion(version=committed.version, epoch=committed.epoch))
-
-    def views(self) -> list[JobView]:
-        with ThreadPoolExecutor(VIEWS_AT_ONCE) as pool:
-            return list(pool.map(self.view, self.store.names()))
 
     def glances(self) -> list[JobGlance]:
         """At all jobs: what is recorded, and which processes live."""
@@ -248,6 +284,25 @@ class JobService:
             JobUnknown: none is recorded.
         """
         record_stop(self.store, self.store.get(name))
+
+    def forget(self, name: str) -> None:
+        """Delete the record of a job that has ended. Its files and logs stay.
+
+        Raises:
+            JobUnknown: none is recorded.
+            JobExists: it has not ended, or another process drives it.
+            StopIncomplete: processes of it are left; the text names their pids.
+        """
+        self.store.get(name)
+        lock = self._lock(name)
+        try:
+            job = self.store.get(name)
+            if job.phase not in ENDED:
+                raise JobExists(f"job {name!r} is {job.phase}; stop it first with `headrace down {name}`")
+            stop_job(self.store, self.backend(), name, held=lock)
+            self.store.delete(name, job.run_id)
+        finally:
+            lock.release()
 
     def finish_stop(self, name: str) -> None:
         """End a job whose stop was begun by a process that is gone. Raises as `stop` does."""

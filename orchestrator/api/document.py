@@ -7,21 +7,9 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic.json_schema import models_json_schema
 
-from orchestrator.api.examples import JOB_FILE, JOB_FILE_TOML
-from orchestrator.api.guard import OPEN_PATHS
+from orchestrator.api.access import OPEN_PATHS
 from orchestrator.api.problems import Problem
 from orchestrator.spec.job import JobSpec
-
-JOB_FILE_BODY: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {"schema": {"$ref": f"#/components/schemas/{JobSpec.__name__}"}, "example": JOB_FILE},
-            "application/toml": {"schema": {"type": "string"}, "example": JOB_FILE_TOML},
-        },
-    }
-}
-"""For the `openapi_extra` of a route that reads a job file itself."""
 
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer"},

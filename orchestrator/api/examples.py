@@ -50,6 +50,12 @@ EVENT: Example = {
 EVENTS: Example = {"events": [EVENT], "next": 4711}
 EVENT_STREAM = f"id: 4711\r\ndata: {json.dumps(EVENT)}\r\n\r\n"
 
+VERDICT: Example = {
+    "is_usable": False,
+    "errors": [{"field": "model.path", "problem": "there is no folder /model", "mend": "give the folder"}],
+    "warnings": [],
+}
+
 _LOGS = "/home/me/.local/state/headrace/jobs/demo/logs/20260101T120000Z-0a1b2c3d"
 
 JOB: Example = {
@@ -58,6 +64,7 @@ JOB: Example = {
     "reason": "",
     "age_s": 75.2,
     "directory": "/home/me/.local/state/headrace/jobs/demo",
+    "spec_hash": "6c1f0a5be9d2c7f4083d5a1e97b26d40c85e3fb1a792604dd8e1c35f7a0b9264",
     "model": "smollm2",
     "units": [
         {
@@ -88,6 +95,8 @@ JOB: Example = {
         "metrics_url": "http://127.0.0.1:19002/metrics",
         "capacity_bytes": 268435456,
         "cache_prefix": "demo-2f9a77c01b",
+        "use": {"mounted_bytes": 268435456, "used_bytes": 6291456, "keys": 24},
+        "use_unknown": "",
     },
     "prometheus_url": "http://127.0.0.1:19020",
     "warnings": [],
@@ -105,6 +114,64 @@ JOBS: Example = {
             "alive": 5,
         }
     ]
+}
+
+PLAN: Example = {
+    "job": "demo",
+    "spec": JOB_FILE,
+    "model_name": "smollm2",
+    "vllm_version": "0.32.0",
+    "units": [
+        {
+            "name": "router",
+            "node": "n0",
+            "argv": ["/venv/bin/python", "-P", "-m", "router.main", "--config", "/jobs/demo/router.json"],
+            "env": {"HEADRACE_TOKEN_FILE": "/jobs/demo/token"},
+            "unset_env": [],
+            "cwd": "/jobs/demo",
+            "ports": [{"name": "http", "port": 8000, "setting": "router.port"}],
+            "port_ranges": [],
+            "probe": {"url": "http://127.0.0.1:8000/health", "token_file": None},
+            "start_stage": 3,
+            "ready_timeout_s": 30.0,
+            "stop_grace_s": 5.0,
+        }
+    ],
+    "files": [{"path": "/jobs/demo/router.json", "text": "{...}"}],
+    "engines": [],
+    "pool": None,
+    "router": {
+        "url": "http://127.0.0.1:8000",
+        "internal_url": "http://127.0.0.1:19015",
+        "config_file": "/jobs/demo/router.json",
+        "token_file": "/jobs/demo/token",
+    },
+    "weights": {
+        "in_place": True,
+        "location": "/models/SmolLM2-135M-Instruct",
+        "load_mode": "gpu_fetch",
+        "strategy": "barrier",
+        "in_flight": "readmit",
+        "limits": {
+            "prefetch_s": 900.0,
+            "hold_s": 30.0,
+            "in_flight_s": 120.0,
+            "drain_s": 300.0,
+            "pause_s": 60.0,
+            "load_s": 600.0,
+            "command_s": 30.0,
+            "grace_s": 30.0,
+            "again_s": 2.0,
+            "tries": 3,
+            "group_pairs": 1,
+        },
+    },
+    "audit": {"every_s": None, "hash_algorithm": "sha256", "impossible": None},
+    "prometheus_url": None,
+    "port_span": [19000, 19064],
+    "offload_probe": "warn",
+    "choices": [{"subject": "store transport", "value": "tcp, tuned", "reason": "one node"}],
+    "findings": [],
 }
 
 SOURCE: Example = {"transport": "path", "path": "/checkpoints/step-200"}

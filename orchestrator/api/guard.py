@@ -1,20 +1,20 @@
-"""What every request passes before it reaches a route: its token, the size of its body, and a net for what nobody
-foresaw. Answers are problems (`problems.py`)."""
+"""What every request passes before it reaches a route: its token and what that may call (`access.py`), the size of its
+body, and a net for what nobody foresaw. Answers are problems (`problems.py`)."""
 
 from __future__ import annotations
 
 import base64
 import logging
-import secrets
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from orchestrator.api.access import Access, includes, needed_role
 from orchestrator.api.problems import problem_reply
 
 _LOG = logging.getLogger(__name__)
-OPEN_PATHS = ("/health",)
 MAX_BODY_BYTES = 1 << 20
 TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; send a job file"
 
@@ -22,29 +22,32 @@ TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; send a job file"
 class Guard:
     """ASGI middleware."""
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    def __init__(self, app: ASGIApp, access: Access | None) -> None:
         self._app = app
-        self._token = token
+        self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if not self._knows(scope):
-            refusal = problem_reply(
-                scope["path"],
-                401,
-                "give the API token as a bearer token in the Authorization header",
-                headers={"www-authenticate": "Bearer"},
-            )
+        refusal = self._refusal(scope)
+        if refusal is not None:
             await refusal(scope, receive, send)
-            return
-        await self._pass(scope, _limited(receive), send)
+        else:
+            await self._pass(scope, _limited(receive), send)
 
-    def _knows(self, scope: Scope) -> bool:
-        if self._token is None or scope["path"] in OPEN_PATHS:
-            return True
-        return secrets.compare_digest(_given_token(Headers(scope=scope)), self._token.encode())
+    def _refusal(self, scope: Scope) -> Response | None:
+        method, path = scope["method"], scope["path"]
+        needed = needed_role(method, path)
+        if self._access is None or needed is None:
+            return None
+        role = self._access.role_of(_given_token(Headers(scope=scope)))
+        if role is None:
+            detail = "give the API token as a bearer token in the Authorization header"
+            return problem_reply(path, 401, detail, headers={"www-authenticate": "Bearer"})
+        if not includes(role, needed):
+            return problem_reply(path, 403, f"this takes a token with the role {needed}, and yours is {role}")
+        return None
 
     async def _pass(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_begun = False

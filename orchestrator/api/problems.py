@@ -23,9 +23,11 @@ from orchestrator.errors import (
     AuditFailed,
     Complaint,
     HeadraceError,
+    JobDiffers,
     JobExists,
     JobUnknown,
     PlanRefused,
+    ProcessUnknown,
     SpecError,
     Unsupported,
     UpdateFailed,
@@ -33,7 +35,7 @@ from orchestrator.errors import (
     UpdateUnended,
     UpdateUnknown,
 )
-from orchestrator.store.jobs import PortsReserved
+from orchestrator.store.jobs import PortsReserved, RecordUnreadable
 
 _LOG = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
@@ -83,10 +85,13 @@ KINDS: tuple[ProblemKind, ...] = (
     ProblemKind(error=PlanRefused, status=422, title="Job cannot run"),
     ProblemKind(error=Unsupported, status=422, title="Unsupported"),
     ProblemKind(error=JobUnknown, status=404, title="Unknown job"),
+    ProblemKind(error=ProcessUnknown, status=404, title="Unknown process"),
     ProblemKind(error=UpdateUnknown, status=404, title="Unknown update"),
+    ProblemKind(error=JobDiffers, status=409, title="Job differs"),
     ProblemKind(error=JobExists, status=409, title="Job exists"),
     ProblemKind(error=UpdateRefused, status=409, title="Update refused"),
     ProblemKind(error=PortsReserved, status=409, title="Ports reserved"),
+    ProblemKind(error=RecordUnreadable, status=409, title="Record unreadable"),
     ProblemKind(error=UpdateFailed, status=500, title="Update failed"),
     ProblemKind(error=AuditFailed, status=503, title="Audit failed"),
     ProblemKind(error=UpdateUnended, status=504, title="Update unended"),

@@ -10,11 +10,14 @@ from typing import Literal
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 
+from orchestrator.api.access import Access
 from orchestrator.api.document import DocumentedApi
 from orchestrator.api.guard import Guard
 from orchestrator.api.problems import add_handlers, declared
 from orchestrator.api.routes_events import event_routes
 from orchestrator.api.routes_job import job_routes, resume_starts
+from orchestrator.api.routes_logs import log_routes
+from orchestrator.api.routes_plan import plan_routes
 from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.wire import WireModel
@@ -23,7 +26,7 @@ from orchestrator.service import JobService
 from orchestrator.supervision import supervise_all
 from orchestrator.weights.audit import audit_kept
 
-GUARDED = declared(400, 401, 413, 422, 500)
+GUARDED = declared(400, 401, 403, 413, 422, 500)
 """What any route with a token may answer."""
 
 
@@ -31,8 +34,8 @@ class Health(WireModel, json_schema_extra={"examples": [{"status": "ok"}]}):
     status: Literal["ok"]
 
 
-def build_app(service: JobService, token: str | None) -> FastAPI:
-    """The app. Every route but /health asks for `token` as a bearer token; None asks for nothing (tests only)."""
+def build_app(service: JobService, access: Access | None) -> FastAPI:
+    """The app. Every route but /health asks for a token; `access` None asks for nothing (tests only)."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -48,7 +51,7 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         await run_in_threadpool(supervising.join)
 
     app = DocumentedApi(title="Headrace control API", version="1", lifespan=lifespan)
-    app.add_middleware(Guard, token=token)
+    app.add_middleware(Guard, access=access)
     add_handlers(app)
 
     @app.get("/health", tags=["control plane"])
@@ -56,7 +59,13 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
         """Whether the control plane answers. Asks for no token."""
         return Health(status="ok")
 
-    weights = service.weights
-    for routes in (job_routes(service), weight_routes(weights), rlhf_routes(weights), event_routes(service.store)):
+    for routes in (
+        job_routes(service),
+        log_routes(service.store),
+        plan_routes(service),
+        weight_routes(service.weights),
+        rlhf_routes(service.weights),
+        event_routes(service.store),
+    ):
         app.include_router(routes, responses=GUARDED)
     return app

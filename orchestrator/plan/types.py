@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import PlainSerializer, TypeAdapter
 
 from connectors.types import Choice, Role
 from deploy.unit import LaunchUnit, PlannedFile
 from orchestrator.plan.audit import AuditPlan
 from orchestrator.plan.weights import WeightsPlan
+from orchestrator.spec.difference import asked_for
+from orchestrator.spec.job import JobSpec
+from orchestrator.spec.secrets import blanked, secrets_in, without_secrets
 
 Severity = Literal["error", "warning"]
 
@@ -79,6 +82,8 @@ class RouterPlan:
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
     job: str
+    spec: Annotated[JobSpec, PlainSerializer(asked_for, return_type=dict[str, Any])]
+    """What it was made from; written down without the defaults."""
     model_name: str
     """What a request may say in "model"."""
     vllm_version: str
@@ -116,3 +121,9 @@ def plan_to_json(plan: JobPlan) -> str:
 
 def plan_from_json(text: str) -> JobPlan:
     return _PLAN.validate_json(text)
+
+
+def shown_plan(plan: JobPlan) -> JobPlan:
+    """The plan as people may see it: without the secrets of its job file."""
+    secrets = frozenset(secrets_in(asked_for(plan.spec)))
+    return _PLAN.validate_python(blanked(without_secrets(_PLAN.dump_python(plan, mode="json")), secrets))

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from deploy.unit import RunContext, UnitRecord
-from orchestrator.errors import HeadraceError, JobExists, JobUnknown
+from orchestrator.errors import HeadraceError, JobExists, JobUnknown, ProcessUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
 from orchestrator.store.database import Database
 from orchestrator.store.events import Event, EventKind, EventStore, note
@@ -87,6 +87,20 @@ class StoredJob(JobHead):
         """Raises `RecordUnreadable`."""
         _ = self.plan
 
+    @property
+    def unit_names(self) -> list[str]:
+        return [unit.name for unit in self.plan.units]
+
+    def log_of(self, unit: str) -> Path:
+        """Where a process of the job writes its log, which is there once it was started.
+
+        Raises:
+            ProcessUnknown: the text lists those that the job has.
+        """
+        if unit not in self.unit_names:
+            raise ProcessUnknown(f"job {self.name!r} has no process {unit!r}; it has: {', '.join(self.unit_names)}")
+        return self.run.log_dir / f"{unit}.log"
+
 
 class JobStore:
     """Every method is one transaction."""
@@ -126,6 +140,12 @@ class JobStore:
         """
         with self._database.reading() as connection:
             _refuse_recorded(connection, name)
+
+    def delete(self, name: str, run_id: str) -> None:
+        """Forget a run that has ended, with all that was recorded of it, and the job's events."""
+        with self._database.transaction() as connection:
+            if connection.execute("DELETE FROM jobs WHERE name = ? AND run_id = ?", (name, run_id)).rowcount:
+                connection.execute("DELETE FROM events WHERE job = ?", (name,))
 
     def get(self, name: str) -> StoredJob:
         """The job of this name.

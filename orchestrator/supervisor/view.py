@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from connectors.pool_client import PoolUse
 from deploy.backend import Backend
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, UnitRecord
@@ -52,6 +53,8 @@ class JobView:
     """The weights that requests are answered with; None before the job has come up."""
     events: tuple[StoredEvent, ...] = ()
     """The newest few, in their order."""
+    pool_use: PoolUse | str = ""
+    """What the pool's master says; else why it was not asked, or did not answer."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from connectors.engine_client import CacheConfig
+from connectors.pool_client import PoolUse
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord, UnitStatus
 from orchestrator.errors import JobFailed
@@ -188,6 +189,7 @@ class FakeFleet:
         self.probe = FakeProbe(self.machine)
         self.questions = FakeQuestions()
         self.opening = FakeOpening()
+        self.pool_use: PoolUse | str = PoolUse(mounted_bytes=256 << 20, used_bytes=1 << 20, keys=3)
         self.receivers = FakeReceivers()
         self.shown: list[Progress] = []
         self.facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts] = self._facts
@@ -213,6 +215,7 @@ class FakeFleet:
             socket_dir=lambda folder: self.home / f"sockets-{folder.name}",
             probe=self.probe,
             questions=self.questions,
+            pool_use=lambda _pool: self.pool_use,
             open_job=self.opening,
             weights=self.weights(),
             driver_wait_s=0.05,

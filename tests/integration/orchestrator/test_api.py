@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from orchestrator.api.access import Access
 from orchestrator.api.guard import MAX_BODY_BYTES
 from orchestrator.api.problems import Problem
 from orchestrator.api.server import build_app
@@ -36,7 +38,7 @@ def fleet(tmp_path: Path) -> FakeFleet:
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
-    yield serve(build_app(fleet.service(), token=None))
+    yield serve(build_app(fleet.service(), access=None))
     settle(fleet)
 
 
@@ -109,10 +111,40 @@ def test_a_failed_start_says_why(fleet: FakeFleet, api: httpx.Client) -> None:
     assert "did not open its gate: answered 500" in api.get("/jobs/demo").json()["reason"]
 
 
-def test_a_job_that_is_there_already(fleet: FakeFleet, api: httpx.Client) -> None:
+def test_a_start_may_be_asked_for_again(fleet: FakeFleet, api: httpx.Client) -> None:
     api.post("/jobs", json=pd_data())
     wait_for(fleet, "ready")
-    assert "already recorded as ready" in problem(api.post("/jobs", json=pd_data()), 409)["detail"]
+    started = list(fleet.machine.started)
+    again = api.post("/jobs", json={**pd_data(), "ports": {}, "launch.ready_timeout": "15m"})
+    assert (again.status_code, again.json()["phase"]) == (200, "ready")
+    assert again.json()["spec_hash"] == api.get("/jobs/demo").json()["spec_hash"]
+    assert fleet.machine.started == started
+
+
+def test_two_starts_at_once_are_one(fleet: FakeFleet, api: httpx.Client) -> None:
+    url = f"{api.base_url}/jobs"
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: httpx.post(url, json=pd_data(), trust_env=False), range(4)))
+    assert {reply.status_code for reply in replies} <= {200, 202}
+    wait_for(fleet, "ready")
+    assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
+
+
+def test_another_job_file_under_the_name_of_a_living_job(fleet: FakeFleet, api: httpx.Client) -> None:
+    api.post("/jobs", json=pd_data())
+    wait_for(fleet, "ready")
+    found = problem(api.post("/jobs", json=pd_data(router={"retries": 5}, env={"HF_TOKEN": "hf_abcdefgh"})), 409)
+    assert "already recorded as ready, from another job file" in found["detail"]
+    assert {one["field"]: one["problem"] for one in found["errors"]} == {
+        "env.HF_TOKEN": 'is not set in the recorded job, and "(left out)" here',
+        "router.retries": "is not set in the recorded job, and 5 here",
+    }
+
+
+def test_a_job_that_is_being_stopped_is_not_started_again_yet(fleet: FakeFleet, api: httpx.Client) -> None:
+    job = fleet.running()
+    fleet.store.set_phase("demo", job.run_id, "stopping", "", NOW)
+    assert "already recorded as stopping" in problem(api.post("/jobs", json=pd_data()), 409)["detail"]
 
 
 def test_a_job_file_with_a_wrong_field(api: httpx.Client) -> None:
@@ -188,7 +220,7 @@ def test_a_body_larger_than_any_job_file(api: httpx.Client) -> None:
 def test_a_token_is_asked_for_everywhere_but_at_the_health_route(
     fleet: FakeFleet, serve: Callable[[Any], httpx.Client]
 ) -> None:
-    client = serve(build_app(fleet.service(), token="secret"))
+    client = serve(build_app(fleet.service(), Access({"secret": "admin"})))
     assert client.get("/health").status_code == 200
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
         reply = client.get("/jobs", headers=headers)
@@ -224,7 +256,7 @@ def test_an_error_of_ours_keeps_its_text(fleet: FakeFleet, api: httpx.Client) ->
 
 def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
     fleet.record()
-    with serving(build_app(fleet.service(), token=None)):
+    with serving(build_app(fleet.service(), access=None)):
         wait_for(fleet, "ready")
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
 
@@ -232,7 +264,7 @@ def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
 def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
     job = fleet.running()
     fleet.store.set_phase("demo", job.run_id, "stopping", "", NOW)
-    with serving(build_app(fleet.service(), token=None)):
+    with serving(build_app(fleet.service(), access=None)):
         wait_for(fleet, "stopped")
     assert fleet.machine.living == {}
 
@@ -240,7 +272,7 @@ def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
 def test_a_start_that_another_process_drives_is_left_to_it(fleet: FakeFleet) -> None:
     service = fleet.service()
     admission = service.admit(fleet.spec())
-    with serving(build_app(service, token=None)):
+    with serving(build_app(service, access=None)):
         assert fleet.machine.started == []
     service.drive(admission, fleet.shown.append)
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)

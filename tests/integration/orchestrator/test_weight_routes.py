@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from orchestrator.api import routes_rlhf
+from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
 from orchestrator.errors import UpdateRefused
 from orchestrator.supervision import supervise_all
@@ -35,7 +36,7 @@ def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[http
     """Of a control plane that supervises a job which serves."""
     fleet.record(fleet.plan(weights={"limits": LIMITS}))
     fleet.supervision().open(fleet.bring_up())
-    client = serve(build_app(fleet.service(), TOKEN))
+    client = serve(build_app(fleet.service(), Access({TOKEN: "admin"})))
     client.headers["authorization"] = f"Bearer {TOKEN}"
     stopping = threading.Event()
     supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))

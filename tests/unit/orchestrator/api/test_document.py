@@ -23,7 +23,7 @@ from tests.unit.orchestrator.samples import spec_of
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return build_app(FakeFleet(tmp_path_factory.mktemp("home")).service(), token=None).openapi()
+    return build_app(FakeFleet(tmp_path_factory.mktemp("home")).service(), access=None).openapi()
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
