@@ -71,6 +71,34 @@ SCHEMA = (
         text TEXT NOT NULL
     )
     """,
+    """
+    CREATE TABLE IF NOT EXISTS unit_ends (
+        job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
+        unit TEXT NOT NULL,
+        life TEXT NOT NULL,
+        at REAL NOT NULL,
+        ready_s REAL NOT NULL,
+        cause TEXT NOT NULL,
+        PRIMARY KEY (job, unit, life)
+    )
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS replica_requests (
+        job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
+        number INTEGER NOT NULL,
+        kind TEXT NOT NULL,
+        unit TEXT NOT NULL,
+        why TEXT NOT NULL,
+        is_forced INTEGER NOT NULL,
+        life TEXT NOT NULL,
+        asked_at REAL NOT NULL,
+        begun_at REAL,
+        outcome TEXT NOT NULL,
+        note TEXT NOT NULL,
+        ended_at REAL,
+        PRIMARY KEY (job, number)
+    )
+    """,
 )
 BUSY_TIMEOUT_S = 10.0
 

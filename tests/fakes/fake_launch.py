@@ -21,6 +21,7 @@ from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.keeping import KeepingStore
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.supervisor.interfaces import Progress
@@ -184,7 +185,7 @@ class FakeFleet:
     def __init__(self, home: Path) -> None:
         self.home = home
         database = UnsyncedDatabase(home)
-        self.store, self.updates = JobStore(database), UpdateStore(database)
+        self.store, self.updates, self.keeping = JobStore(database), UpdateStore(database), KeepingStore(database)
         self.machine = FakeMachine()
         self.probe = FakeProbe(self.machine)
         self.questions = FakeQuestions()
@@ -230,6 +231,9 @@ class FakeFleet:
             probe=self.probe,
             carry_out=lambda _plan: self.receivers.carry_out,
             not_ready=lambda _router: self.receivers.not_ready(),
+            keeping=self.keeping,
+            look_outside=lambda _plan: self.receivers.outside(),
+            let_handoffs_end=self.receivers.let_handoffs_end,
             look_every_s=0.005,
         )
 
