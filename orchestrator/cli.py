@@ -27,7 +27,8 @@ from orchestrator.observe.doctor import diagnose
 from orchestrator.plan.types import plan_to_json
 from orchestrator.service import JobService
 from orchestrator.spec.load import load_job_file
-from orchestrator.store.database import home_folder
+from orchestrator.store.driver_lock import ControlPlaneLock
+from orchestrator.store.home import home_folder
 from orchestrator.store.tokens import kept_token
 
 API_TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
@@ -193,6 +194,7 @@ def serve(
     """
     home = home_folder()
     service = local_service(home)
+    ControlPlaneLock(home).take()
     token = os.environ.get(API_TOKEN_VARIABLE)
     if not token:
         # Whoever reaches the API can start programs, and loopback is open to every user of the machine.

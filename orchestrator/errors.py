@@ -18,7 +18,8 @@
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/jobs.py)
-    └── StateUnusable           the state folder cannot be read or written (store/database.py)
+    ├── StateInUse              another control plane runs on the state folder (store/driver_lock.py)
+    └── StateUnusable           the state folder cannot be read or written (store/home.py)
 
 Each message says what is wrong, with the field and the values, and what mends it.
 """
@@ -27,10 +28,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-
-class HeadraceError(Exception):
-    """An error whose text is meant for a user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +41,13 @@ class Complaint:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.problem}; {self.mend}" if self.mend else f"{self.field}: {self.problem}"
+
+
+class HeadraceError(Exception):
+    """An error whose text is meant for a user."""
+
+    complaints: tuple[Complaint, ...] = ()
+    """Each thing that is wrong with a job file, where that is what the error is about."""
 
 
 class SpecError(HeadraceError):

@@ -138,9 +138,9 @@ class ReplicaKeeper:
             case "replace":
                 self._watch.replace(request.unit, request.life)
             case Refuse(why=why):
-                self._keeping.end(job, request.number, "refused", why, now)
+                self._keeping.end(job, request, "refused", why, now)
             case End(outcome=outcome, note=note):
-                self._keeping.end(job, request.number, outcome, note, now)
+                self._keeping.end(job, request, outcome, note, now)
 
     def _sight(self, request: ReplicaRequest, outside: Outside, *, is_updating: bool) -> RequestSight:
         unit, replicas = request.unit, outside.replicas

@@ -10,6 +10,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,10 +21,11 @@ from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, StoredJob
+from orchestrator.store.home import StateUnusable
+from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, RecordUnreadable, StoredJob
 from orchestrator.store.tokens import write_fresh_token
+from orchestrator.supervisor.adoption import note_adoption
 from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
@@ -109,6 +111,7 @@ class JobService:
             job.check_plan()
             if job.phase != "starting":
                 raise JobExists(f"job {name!r} is {job.phase}; there is no start to take over")
+            note_adoption(self.store, self.backend(), self.probe, job, "its start goes on")
             return Admission(job=job, lock=lock)
         except BaseException:
             lock.release()
@@ -236,6 +239,12 @@ class JobService:
             JobUnknown: none is recorded.
         """
         record_stop(self.store, self.store.get(name))
+
+    def finish_stop(self, name: str) -> None:
+        """End a job whose stop was begun by a process that is gone. Raises as `stop` does."""
+        with suppress(RecordUnreadable):
+            note_adoption(self.store, self.backend(), self.probe, self.store.get(name), "its stop goes on")
+        self.stop(name)
 
     def is_driven(self, name: str) -> bool:
         """Whether some process is bringing the job up or ending it."""

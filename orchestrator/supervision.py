@@ -29,6 +29,7 @@ from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import JobStore, StoredJob
 from orchestrator.store.keeping import KeepingStore
 from orchestrator.store.updates import UpdateStore
+from orchestrator.supervisor.adoption import note_adoption
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.restarts import job_failure
 from orchestrator.supervisor.stop import stop_job
@@ -116,6 +117,7 @@ class Supervision:
                 let_handoffs_end=self.let_handoffs_end,
             )
             journal = Journal(self.updates, job.name, job.run_id)
+            note_adoption(self.store, self.backend(), self.probe, job, _doing(journal.newest()))
             runner = self._runner(job, journal, watch.restart)
             while self.store.is_serving(name, job.run_id) and not is_over(runner.position):
                 self._look(job, watch, keeper, runner)
@@ -151,6 +153,13 @@ class Supervision:
             join_mode=weights.load_mode,
         )
         return Runner(coordinator=coordinator, journal=journal, carry_out=self.carry_out(job.plan), restart=restart)
+
+
+def _doing(position: Position | None) -> str:
+    course = None if position is None else position.course
+    if course is None:
+        return "supervised"
+    return f"supervised, update {course.update.number} goes on in {course.phase} ({course.going}),"
 
 
 def supervise_all(supervision: Supervision, stopping: threading.Event) -> None:

@@ -14,6 +14,8 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
+from orchestrator.api.document import JOB_FILE_BODY
+from orchestrator.api.problems import UnknownBodyType, UnreadableBody, declared
 from orchestrator.api.schemas import JobList, JobStatus, job_status
 from orchestrator.errors import Complaint, HeadraceError, JobExists, SpecError
 from orchestrator.service import JobService
@@ -21,7 +23,6 @@ from orchestrator.spec.load import job_from_data, parse_job_text
 from orchestrator.supervisor.interfaces import Progress
 
 _LOG = logging.getLogger(__name__)
-MAX_BODY_BYTES = 1 << 20
 SYNTAX_OF = {
     "application/json": "json",
     "application/toml": "toml",
@@ -31,39 +32,29 @@ SYNTAX_OF = {
 """Other types are refused: a web page can make a browser post text/plain here, but none of these unasked."""
 
 
-class UnreadableBody(SpecError):
-    """The body is no text, or no well-formed table: what stands in it was not looked at."""
-
-
-class UnknownBodyType(SpecError):
-    """The content type says neither JSON nor TOML."""
-
-
-class BodyTooLarge(SpecError):
-    """The body is larger than any job file; the rest of it was not read."""
-
-
 def job_routes(service: JobService) -> APIRouter:
     routes = APIRouter(tags=["jobs"])
 
-    @routes.post("/jobs", status_code=202)
+    @routes.post("/jobs", status_code=202, responses=declared(409, 415), openapi_extra=JOB_FILE_BODY)
     async def start_job(request: Request) -> JobStatus:
         """Start a job: the body is a job file (application/json or application/toml). Answers once it is planned and
         recorded; `GET /jobs/{name}` says how far it is."""
-        spec = job_from_data(_job_table(await _body(request), request.headers.get("content-type", "")), source="body")
+        spec = job_from_data(_job_table(await request.body(), request.headers.get("content-type", "")), source="body")
         admission = await run_in_threadpool(service.admit, spec)
         _in_background(partial(service.drive, admission, _ignore), name=f"start {spec.name}")
         return job_status(await run_in_threadpool(service.view, spec.name))
 
     @routes.get("/jobs")
     async def list_jobs() -> JobList:
+        """All recorded jobs, each looked at now."""
         return JobList(jobs=[job_status(view) for view in await run_in_threadpool(service.views)])
 
-    @routes.get("/jobs/{name}")
+    @routes.get("/jobs/{name}", responses=declared(404))
     async def show_job(name: str) -> JobStatus:
+        """A job as it is: every process is looked at now."""
         return job_status(await run_in_threadpool(service.view, name))
 
-    @routes.delete("/jobs/{name}")
+    @routes.delete("/jobs/{name}", responses={**declared(404), 202: {"model": JobStatus}})
     async def stop_job(name: str, response: Response, wait: Annotated[bool, Query()] = True) -> JobStatus:
         """Stop a job and all its processes. `wait=false` answers at once with 202."""
         if wait:
@@ -74,7 +65,7 @@ def job_routes(service: JobService) -> APIRouter:
             response.status_code = 202
         return job_status(await run_in_threadpool(service.view, name))
 
-    @routes.post("/jobs/{name}/audit")
+    @routes.post("/jobs/{name}/audit", responses=declared(404, 503))
     async def audit(name: str, body: AuditBody) -> AuditStatus:
         """Replay requests without cache and compare. Answers when that is done: seconds for each."""
         return audit_status(await run_in_threadpool(service.audit, name, body.requests))
@@ -99,7 +90,7 @@ def _resume(service: JobService, name: str) -> None:
             admission = service.resume(name)
             _in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
     elif job.phase == "stopping" and not service.is_driven(name):
-        _in_background(partial(service.stop, name), name=f"stop {name}")
+        _in_background(partial(service.finish_stop, name), name=f"stop {name}")
 
 
 def _job_table(body: bytes, content_type: str) -> dict[str, Any]:
@@ -122,18 +113,6 @@ def _job_table(body: bytes, content_type: str) -> dict[str, Any]:
     except SpecError as error:
         raise UnreadableBody(error.source, error.complaints) from error
     return table
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            complaint = Complaint(
-                field="body", problem=f"is larger than {MAX_BODY_BYTES} bytes", mend="send a job file"
-            )
-            raise BodyTooLarge("body", [complaint])
-    return bytes(body)
 
 
 def _in_background(act: Callable[[], object], name: str) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 
-from pydantic import BaseModel
-
-from orchestrator.errors import Complaint
+from orchestrator.api.examples import JOB, JOBS
+from orchestrator.api.wire import Note, WireModel
 from orchestrator.store.jobs import Phase
 from orchestrator.supervisor.state import UnitState
 from orchestrator.supervisor.view import JobView
 
 
-class UnitStatus(BaseModel):
+class UnitStatus(WireModel):
     name: str
     node: str
     state: UnitState
@@ -23,36 +22,30 @@ class UnitStatus(BaseModel):
     log: str
 
 
-class EngineStatus(BaseModel):
+class EngineStatus(WireModel):
     name: str
     role: str
     url: str
     state: UnitState
 
 
-class RouterStatus(BaseModel):
+class RouterStatus(WireModel):
     url: str
 
 
-class PoolStatus(BaseModel):
+class PoolStatus(WireModel):
     master_address: str
     metrics_url: str | None
     capacity_bytes: int
     cache_prefix: str
 
 
-class WeightsServed(BaseModel):
+class WeightsServed(WireModel):
     version: str
     epoch: int
 
 
-class Note(BaseModel):
-    field: str
-    problem: str
-    mend: str
-
-
-class JobStatus(BaseModel):
+class JobStatus(WireModel, json_schema_extra={"examples": [JOB]}):
     name: str
     phase: Phase
     reason: str
@@ -70,19 +63,8 @@ class JobStatus(BaseModel):
     warnings: list[Note]
 
 
-class JobList(BaseModel):
+class JobList(WireModel, json_schema_extra={"examples": [JOBS]}):
     jobs: list[JobStatus]
-
-
-class ErrorBody(BaseModel):
-    message: str
-    complaints: list[Note] = []
-
-
-class ErrorReply(BaseModel):
-    """Body of every answer that is not a success."""
-
-    error: ErrorBody
 
 
 def job_status(view: JobView) -> JobStatus:
@@ -125,7 +107,3 @@ def job_status(view: JobView) -> JobStatus:
         prometheus_url=plan.prometheus_url,
         warnings=[Note(field=note.field, problem=note.problem, mend=note.mend) for note in plan.findings],
     )
-
-
-def notes(complaints: tuple[Complaint, ...]) -> list[Note]:
-    return [Note(field=one.field, problem=one.problem, mend=one.mend) for one in complaints]

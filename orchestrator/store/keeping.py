@@ -13,6 +13,7 @@ from typing import Literal
 from deploy.unit import UnitRecord
 from orchestrator.errors import RequestRefused, RequestUnknown
 from orchestrator.store.database import Database
+from orchestrator.store.events import Event, note
 
 RequestKind = Literal["restart", "drain", "undrain"]
 RequestOutcome = Literal["done", "refused", "failed"]
@@ -87,7 +88,7 @@ class KeepingStore:
     def ends(self, job: str) -> dict[str, list[UnitEnd]]:
         """By unit, in their order."""
         found: dict[str, list[UnitEnd]] = {}
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             for row in connection.execute("SELECT * FROM unit_ends WHERE job = ? ORDER BY rowid", (job,)):
                 end = UnitEnd(at=row["at"], ready_s=row["ready_s"], cause=row["cause"])
                 found.setdefault(row["unit"], []).append(end)
@@ -114,6 +115,9 @@ class KeepingStore:
                 "INSERT INTO replica_requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, '', '', NULL)",
                 (job, number, kind, record.name, why, is_forced, life_of(record), now),
             )
+            text = f"request {number}: {kind} {record.name}{': ' + why if why else ''}"
+            data = {"number": number, "request": kind, "forced": is_forced}
+            note(connection, job, Event(kind="request_asked", text=text, process=record.name, data=data), now)
             return number
 
     def begin(self, job: str, number: int, now: float) -> None:
@@ -122,23 +126,26 @@ class KeepingStore:
             query = "UPDATE replica_requests SET begun_at = ? WHERE job = ? AND number = ?"
             connection.execute(query, (now, job, number))
 
-    def end(self, job: str, number: int, outcome: RequestOutcome, note: str, now: float) -> None:
+    def end(self, job: str, request: ReplicaRequest, outcome: RequestOutcome, why: str, now: float) -> None:
         with self._database.transaction() as connection:
             connection.execute(
                 "UPDATE replica_requests SET outcome = ?, note = ?, ended_at = ? WHERE job = ? AND number = ?",
-                (outcome, note, now, job, number),
+                (outcome, why, now, job, request.number),
             )
+            text = f"request {request.number}: {request.kind} {request.unit}: {outcome}{': ' + why if why else ''}"
+            data = {"number": request.number, "request": request.kind, "outcome": outcome}
+            note(connection, job, Event(kind="request_ended", text=text, process=request.unit, data=data), now)
 
     def requests(self, job: str) -> list[ReplicaRequest]:
         """Of the job's present run, in their order."""
         query = "SELECT * FROM replica_requests WHERE job = ? ORDER BY number"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return [_request(row) for row in connection.execute(query, (job,))]
 
     def request(self, job: str, number: int) -> ReplicaRequest:
         """Raises `RequestUnknown`."""
         query = "SELECT * FROM replica_requests WHERE job = ? AND number = ?"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             # As text, which SQLite compares as a number: its own integers end, and what a caller asks for may not.
             row = connection.execute(query, (job, str(number))).fetchone()
         if row is None:

@@ -7,7 +7,7 @@ import os
 import secrets
 from pathlib import Path
 
-from orchestrator.store.database import StateUnusable
+from orchestrator.store.home import StateUnusable
 
 TOKEN_BYTES = 32
 

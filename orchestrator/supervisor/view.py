@@ -57,11 +57,11 @@ def view_job(store: JobStore, name: str, backend: Backend, probe: ReadinessProbe
         JobUnknown: none is recorded.
     """
     job, driven = _read(store, name)
-    units = _look(job, backend, probe)
+    units = look_at_units(job, backend, probe)
     if store.get(name).phase_at != job.phase_at:
         # It moved on between the record and the look, so the two do not belong together.
         job, driven = _read(store, name)
-        units = _look(job, backend, probe)
+        units = look_at_units(job, backend, probe)
     phase, reason = true_phase(job.phase, job.reason, units, driven=driven)
     return JobView(job=job, phase=phase, reason=reason, units=units)
 
@@ -103,7 +103,8 @@ def _read(store: JobStore, name: str) -> tuple[StoredJob, bool]:
     return job, False
 
 
-def _look(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> tuple[UnitView, ...]:
+def look_at_units(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> tuple[UnitView, ...]:
+    """Every process of the job: by pid and start, and by its probe where it lives."""
     statuses = backend.poll(job.run, job.records)
     living = [unit for unit in job.plan.units if unit.name in statuses and statuses[unit.name].alive]
     with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:

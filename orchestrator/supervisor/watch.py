@@ -20,7 +20,8 @@ from deploy.unit import LaunchUnit, UnitRecord, UnitStatus
 from orchestrator.errors import HeadraceError
 from orchestrator.plan.kinds import kinds_of
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit
+from orchestrator.store.events import Event
+from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit, ended_event
 from orchestrator.store.keeping import KeepingStore, UnitEnd, life_of
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.log_cause import end_cause
@@ -56,6 +57,8 @@ class Watch:
         self._ends = keeping.ends(job.name)
         self._noted: set[str] = set()
         """Lives whose ends were noted."""
+        self._dead: dict[str, UnitRecord] = {}
+        """The life of each whose death is on record as an event."""
         self._replaced: dict[str, str] = {}
         """Whose life is to make way for another one, though it lives."""
         self._starting: threading.Thread | None = None
@@ -72,6 +75,7 @@ class Watch:
         statuses = self._backend.poll(job.run, job.records)
         self.states = {name: self._state(stored, statuses[name]) for name, stored in self.units.items()}
         for name, stored in self.units.items():
+            self._note_death(stored.record, statuses[name])
             if self.states[name] == "ended":
                 self._note(stored, _cause(stored, statuses[name], self._units[name]))
             yield from self._news(stored.record, is_ready=self.states[name] == "ready")
@@ -113,6 +117,12 @@ class Watch:
         if is_ready and before != record:
             yield UnitNews(unit=record.name, what="ready")
 
+    def _note_death(self, record: UnitRecord, status: UnitStatus) -> None:
+        """As an event; also of a life that made way for another one."""
+        if not status.alive and self._dead.get(record.name) != record:
+            self._dead[record.name] = record
+            self._store.events.note(self._job.name, ended_event(record, status.exit_code))
+
     def _note(self, stored: StoredUnit, cause: str) -> None:
         life, now = life_of(stored.record), time.time()
         if life in self._noted or self._replaced.get(stored.record.name) == life:
@@ -142,6 +152,9 @@ class Watch:
             ],
             time.time(),
         )
+        for name in up.given_up.keys() - self.given_up.keys():
+            text = f"{name} is given up: {up.given_up[name]}"
+            self._store.events.note(self._job.name, Event(kind="process_given_up", process=name, text=text))
         self.given_up = up.given_up
         if up.start and (self._starting is None or not self._starting.is_alive()):
             self._starting = threading.Thread(target=self._start, args=(self.units[up.start[0]],), daemon=True)

@@ -36,6 +36,7 @@ CORES = (
     "orchestrator/weights/needs.py",
     "orchestrator/weights/phases.py",
     "orchestrator/weights/post.py",
+    "orchestrator/weights/told.py",
     "orchestrator/weights/words.py",
     "deploy/local/membership.py",
     "router/core",

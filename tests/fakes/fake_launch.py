@@ -6,7 +6,6 @@ The machine outlives the backends that look at it, as the kernel outlives `headr
 from __future__ import annotations
 
 import itertools
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -173,10 +172,7 @@ class FakeOpening:
 class UnsyncedDatabase(Database):
     """Does not wait for the disk: a test that loses power is run again."""
 
-    def connect(self) -> sqlite3.Connection:
-        connection = super().connect()
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
+    synchronous = "OFF"
 
 
 class FakeFleet:
@@ -184,8 +180,9 @@ class FakeFleet:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        database = UnsyncedDatabase(home)
-        self.store, self.updates, self.keeping = JobStore(database), UpdateStore(database), KeepingStore(database)
+        self.database = UnsyncedDatabase(home)
+        self.store, self.updates = JobStore(self.database), UpdateStore(self.database)
+        self.keeping = KeepingStore(self.database)
         self.machine = FakeMachine()
         self.probe = FakeProbe(self.machine)
         self.questions = FakeQuestions()

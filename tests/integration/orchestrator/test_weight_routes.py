@@ -48,7 +48,7 @@ def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[http
 
 def message(reply: httpx.Response, status: int) -> str:
     assert reply.status_code == status, reply.text
-    return str(reply.json()["error"]["message"])
+    return str(reply.json()["detail"])
 
 
 def test_a_push_and_what_is_told_of_it(fleet: FakeFleet, api: httpx.Client) -> None:
@@ -163,7 +163,7 @@ def test_what_comes_while_a_trainer_finishes_is_not_undone(fleet: FakeFleet, api
     sessions = routes_rlhf.RlhfSessions(weights)
     sessions.start("demo")
     sessions.update("demo", {"source": SOURCE})
-    assert sessions.finish("demo", None)["update"] == 1
+    assert sessions.finish("demo", None).update == 1
     with pytest.raises(UpdateRefused, match="no source was named" if call == "start" else "was started here"):
         sessions.finish("demo", None)
 
