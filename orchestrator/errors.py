@@ -13,6 +13,8 @@
     ├── UpdateFailed            an update has ended, and the job does not serve it
     ├── UpdateUnended           an update goes on, and nobody can wait for it any longer: the user asks again
     ├── UpdateUnknown           no update of this number was asked for
+    ├── RequestRefused          a process cannot be restarted or drained so, or not now
+    ├── RequestUnknown          no request of this number was made, or about no such process
     ├── AuditFailed             an audit could not be made
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
@@ -109,6 +111,14 @@ class UpdateUnended(HeadraceError):
 
 class UpdateUnknown(HeadraceError):
     """No update of this number was asked for."""
+
+
+class RequestRefused(HeadraceError):
+    """A restart or drain that is not begun; nothing has changed."""
+
+
+class RequestUnknown(HeadraceError):
+    """No request of this number was made, or the job has no such process."""
 
 
 class AuditFailed(HeadraceError):

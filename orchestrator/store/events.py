@@ -25,6 +25,9 @@ EventKind = Literal[
     "process_restarted",
     "process_ready",
     "process_ended",
+    "process_given_up",
+    "request_asked",
+    "request_ended",
     "update_asked",
     "update_cancel_asked",
     "update_phase",
@@ -35,8 +38,9 @@ EventKind = Literal[
     "engine_fenced",
     "remark",
 ]
-"""job_adopted: a process goes on with a job that it did not find at its beginning. update_phase: also of engines that
-join. engine_joined: the router may send it requests. engine_fenced: it takes none. remark: for a person to know."""
+"""process_given_up: it ended too often. request_*: a restart or drain of one process. job_adopted: a process goes on
+with a job that it did not find at its beginning. update_phase: also of engines that join. engine_joined: the router may
+send it requests. engine_fenced: it takes none. remark: for a person to know."""
 KEPT_PER_JOB = 10_000
 KEPT_S = 30 * 24 * 3600.0
 PRUNED_EVERY = 257

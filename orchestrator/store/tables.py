@@ -1,5 +1,5 @@
 """The tables of the state file as this version has them. `migrations/` brings a file to them, and a test holds the two
-together; `jobs.py`, `updates.py` and `events.py` read and write them.
+together; `jobs.py`, `updates.py`, `keeping.py` and `events.py` read and write them.
 
 Times are Unix times. What is known of a job's run goes when another run takes its place; events stay.
 """
@@ -69,6 +69,32 @@ Table(
     _job(),
     Column("at", REAL, nullable=False),
     Column("text", Text, nullable=False),
+)
+Table(
+    "unit_ends",
+    TABLES,
+    _job(primary_key=True),
+    Column("unit", Text, primary_key=True),
+    Column("life", Text, primary_key=True),
+    Column("at", REAL, nullable=False),
+    Column("ready_s", REAL, nullable=False),
+    Column("cause", Text, nullable=False),
+)
+Table(
+    "replica_requests",
+    TABLES,
+    _job(primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("unit", Text, nullable=False),
+    Column("why", Text, nullable=False),
+    Column("is_forced", Integer, nullable=False),
+    Column("life", Text, nullable=False),
+    Column("asked_at", REAL, nullable=False),
+    Column("begun_at", REAL),
+    Column("outcome", Text, nullable=False),
+    Column("note", Text, nullable=False),
+    Column("ended_at", REAL),
 )
 Table(
     "events",

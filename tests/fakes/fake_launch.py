@@ -21,6 +21,7 @@ from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.keeping import KeepingStore
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.supervisor.interfaces import Progress
@@ -185,6 +186,7 @@ class FakeFleet:
         self.home = home
         self.database = UnsyncedDatabase(home)
         self.store, self.updates = JobStore(self.database), UpdateStore(self.database)
+        self.keeping = KeepingStore(self.database)
         self.machine = FakeMachine()
         self.probe = FakeProbe(self.machine)
         self.questions = FakeQuestions()
@@ -232,6 +234,9 @@ class FakeFleet:
             probe=self.probe,
             carry_out=lambda _plan: self.receivers.carry_out,
             not_ready=lambda _router: self.receivers.not_ready(),
+            keeping=self.keeping,
+            look_outside=lambda _plan: self.receivers.outside(),
+            let_handoffs_end=self.receivers.let_handoffs_end,
             look_every_s=0.005,
         )
 
