@@ -28,7 +28,7 @@ def fleet(tmp_path: Path) -> FakeFleet:
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> httpx.Client:
-    return serve(build_app(fleet.service(), token=None))
+    return serve(build_app(fleet.service(), None))
 
 
 def note(fleet: FakeFleet, job: str, *texts: str) -> None:
