@@ -6,10 +6,10 @@ memory, and what other processes write is seen as well. It ends when the server 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
+import anyio
 from fastapi import APIRouter, Header, Query
 from fastapi.concurrency import run_in_threadpool
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -22,6 +22,8 @@ from orchestrator.store.jobs import JobStore
 LOOK_EVERY_S = 0.3
 BEATS_EVERY_S = 15
 """Proxies close what is silent for longer."""
+ENDS_WITHIN_S = 2.0
+"""Once the server is told to end; then a reader that stands still is cut off."""
 PAGE = 100
 
 Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="Only events behind this `seq`.")]
@@ -76,14 +78,21 @@ def _page(store: JobStore, job: str | None, since: int | None, limit: int) -> Ev
 
 async def _stream(store: JobStore, job: str | None, since: int | None) -> EventSourceResponse:
     seq = since if since is not None else await run_in_threadpool(store.events.newest_seq)
-    return EventSourceResponse(_follow(store, job, seq), ping=BEATS_EVERY_S)
+    ending = anyio.Event()
+    return EventSourceResponse(
+        _follow(store, job, seq, ending),
+        ping=BEATS_EVERY_S,
+        shutdown_event=ending,
+        shutdown_grace_period=ENDS_WITHIN_S,
+    )
 
 
-async def _follow(store: JobStore, job: str | None, seq: int) -> AsyncIterator[ServerSentEvent]:
-    while True:
+async def _follow(store: JobStore, job: str | None, seq: int, ending: anyio.Event) -> AsyncIterator[ServerSentEvent]:
+    while not ending.is_set():
         page = await run_in_threadpool(store.events.since, seq, PAGE, job)
         for each in page:
             seq = each.seq
             yield ServerSentEvent(event_status(each).model_dump_json(), id=str(seq))
         if not page:
-            await asyncio.sleep(LOOK_EVERY_S)
+            with anyio.move_on_after(LOOK_EVERY_S):
+                await ending.wait()
