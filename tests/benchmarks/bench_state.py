@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from deploy.local.backend import LocalBackend
@@ -79,8 +80,9 @@ def _recorded(home: Path, chosen: argparse.Namespace) -> Iterator[list[str]]:
     try:
         for name in names[: chosen.running]:
             run(store, backend, stub_plan(home, name, [ports.pop() for _ in PROCESSES]))
+        plan = stub_plan(home, "ended", range(1, 1 + len(PROCESSES)))
         for name in names[chosen.running :]:
-            job = record(store, stub_plan(home, name, range(1, 1 + len(PROCESSES))))
+            job = record(store, replace(plan, job=name))
             store.set_phase(name, job.run_id, "stopped", "", time.time())
         _add_events(database, chosen.jobs, chosen.events)
         size = (home / "headrace.db").stat().st_size / 1e6
