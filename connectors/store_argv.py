@@ -12,6 +12,9 @@ CAPACITY_METRIC = "master_total_capacity_bytes"
 USED_METRIC = "master_allocated_bytes"
 KEYS_METRIC = "master_key_count"
 
+SEGMENT_METRIC = "segment_total_capacity_bytes"
+"""The same per storage client; its label `segment` has the host and the name port of the client."""
+
 CLIENT_TTL_S = 30
 """Silence after which a storage client counts as dead and its memory as gone. Mooncake's 10 s was seen to drop a
 living client of an overloaded machine, and the whole pool with it."""

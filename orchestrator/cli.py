@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deploy.logs import follow, tail
-from orchestrator import cli_serve, cli_weights
+from orchestrator import cli_events, cli_serve, cli_weights
 from orchestrator.api.audit_schemas import AuditBody, audit_status
 from orchestrator.api.schemas import job_status
 from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_diagnosis, show_job, show_plan
@@ -27,7 +27,7 @@ from orchestrator.plan.shown import shown_plan
 from orchestrator.plan.types import plan_to_json
 from orchestrator.service import JobService
 from orchestrator.spec.load import load_job_file
-from orchestrator.store.database import home_folder
+from orchestrator.store.home import home_folder
 
 NOT_AUDITED = 3
 INTERRUPTED = 130
@@ -40,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_weights.app, name="weights")
+app.command()(cli_events.events)
 out = Console()
 err = Console(stderr=True)
 

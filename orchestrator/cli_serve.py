@@ -15,7 +15,8 @@ from rich.text import Text
 
 from orchestrator.compose import local_service
 from orchestrator.service import JobService
-from orchestrator.store.database import home_folder
+from orchestrator.store.driver_lock import ControlPlaneLock
+from orchestrator.store.home import home_folder
 from orchestrator.store.tokens import Role, TokensRefused, kept_token, read_roles
 
 TOKEN_VARIABLES: dict[str, Role] = {
@@ -55,6 +56,7 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
         # Whoever reaches the API can start programs, and loopback is open to every user of the machine.
         given[kept_token(home / ADMIN_TOKEN_FILE)] = "admin"
         err.print(Text(f"the admin's bearer token is in {home / ADMIN_TOKEN_FILE}"), soft_wrap=True)
+    ControlPlaneLock(home).take()
     # Loading the web framework takes longer than most other commands run.
     import uvicorn
 

@@ -13,13 +13,16 @@
     ├── UpdateFailed            an update has ended, and the job does not serve it
     ├── UpdateUnended           an update goes on, and nobody can wait for it any longer: the user asks again
     ├── UpdateUnknown           no update of this number was asked for
+    ├── RequestRefused          a process cannot be restarted or drained so, or not now
+    ├── RequestUnknown          no request of this number was made, or about no such process
     ├── AuditFailed             an audit could not be made
     │   └── AuditRefused        the job does not serve: the user asks later
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/jobs.py)
-    └── StateUnusable           the state folder cannot be read or written (store/database.py)
+    ├── StateInUse              another control plane runs on the state folder (store/driver_lock.py)
+    └── StateUnusable           the state folder cannot be read or written (store/home.py)
 
 Each message says what is wrong, with the field and the values, and what mends it.
 """
@@ -109,6 +112,14 @@ class UpdateUnended(HeadraceError):
 
 class UpdateUnknown(HeadraceError):
     """No update of this number was asked for."""
+
+
+class RequestRefused(HeadraceError):
+    """A restart or drain that is not begun; nothing has changed."""
+
+
+class RequestUnknown(HeadraceError):
+    """No request of this number was made, or the job has no such process."""
 
 
 class AuditFailed(HeadraceError):

@@ -10,6 +10,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,17 +33,20 @@ from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import Finding, JobPlan, PoolPlan
 from orchestrator.spec.difference import differences
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, StoredJob
+from orchestrator.store.home import StateUnusable
+from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, RecordUnreadable, StoredJob
 from orchestrator.store.tokens import write_fresh_token
+from orchestrator.supervisor.adoption import note_adoption
 from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
-from orchestrator.supervisor.view import JobView, ServedVersion, view_job
+from orchestrator.supervisor.view import JobGlance, JobView, ServedVersion, glance_at_jobs, view_job
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.audit import Audited, audit
 
+EVENTS_SHOWN = 10
+VIEWS_AT_ONCE = 8
 RUNS_KEPT = 5
 PLANS_TRIED = 3
 SWEEP_GRACE_S = 2.0
@@ -146,6 +150,7 @@ class JobService:
             job.check_plan()
             if job.phase != "starting":
                 raise JobExists(f"job {name!r} is {job.phase}; there is no start to take over")
+            note_adoption(self.store, self.backend(), self.probe, job, "its start goes on")
             return Admission(job=job, lock=lock)
         except BaseException:
             lock.release()
@@ -242,20 +247,28 @@ class JobService:
 
     def views(self) -> list[JobView]:
         """Without the use of pools: many masters that do not answer would add up."""
-        views = []
-        for name in self.store.names():
+
+        def look(name: str) -> JobView | None:
             # One whose record was deleted meanwhile is not missed.
             with suppress(JobUnknown):
-                views.append(replace(self._view(name), pool_use="it is asked for where one job is looked at"))
-        return views
+                return replace(self._view(name), pool_use="it is asked for where one job is looked at")
+            return None
+
+        with ThreadPoolExecutor(VIEWS_AT_ONCE) as pool:
+            return [view for view in pool.map(look, self.store.names()) if view is not None]
 
     def _view(self, name: str) -> JobView:
         view = view_job(self.store, name, self.backend(), self.probe)
+        view = replace(view, events=tuple(self.store.events.newest(EVENTS_SHOWN, name)))
         position = self.weights.position(name)
         if position is None:
             return view
         committed = position.committed
         return replace(view, serves=ServedVersion(version=committed.version, epoch=committed.epoch))
+
+    def glances(self) -> list[JobGlance]:
+        """At all jobs: what is recorded, and which processes live."""
+        return glance_at_jobs(self.store, self.backend())
 
     def audit(self, name: str, most: int) -> tuple[Audited, ...]:
         """Whether the job answers as it would without any cache: of its newest kept requests at most so many, or as
@@ -305,6 +318,12 @@ class JobService:
             self.store.delete(name, job.run_id)
         finally:
             lock.release()
+
+    def finish_stop(self, name: str) -> None:
+        """End a job whose stop was begun by a process that is gone. Raises as `stop` does."""
+        with suppress(RecordUnreadable):
+            note_adoption(self.store, self.backend(), self.probe, self.store.get(name), "its stop goes on")
+        self.stop(name)
 
     def is_driven(self, name: str) -> bool:
         """Whether some process is bringing the job up or ending it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 Example = dict[str, Any]
@@ -36,6 +37,18 @@ PROBLEM: Example = {
     "instance": "/jobs",
     "errors": [{"field": "rooter", "problem": "is no known key", "mend": "did you mean 'router'?"}],
 }
+
+EVENT: Example = {
+    "seq": 4711,
+    "at": 1767268809.5,
+    "job": "demo",
+    "process": "router",
+    "kind": "gate",
+    "text": "the gate is open",
+    "data": {"gate": "open"},
+}
+EVENTS: Example = {"events": [EVENT], "next": 4711}
+EVENT_STREAM = f"id: 4711\r\ndata: {json.dumps(EVENT)}\r\n\r\n"
 
 VERDICT: Example = {
     "is_usable": False,
@@ -87,8 +100,21 @@ JOB: Example = {
     },
     "prometheus_url": "http://127.0.0.1:19020",
     "warnings": [],
+    "events": [EVENT],
 }
-JOBS: Example = {"jobs": [JOB]}
+JOBS: Example = {
+    "jobs": [
+        {
+            "name": "demo",
+            "phase": "ready",
+            "reason": "",
+            "age_s": 75.2,
+            "directory": "/home/me/.local/state/headrace/jobs/demo",
+            "processes": 5,
+            "alive": 5,
+        }
+    ]
+}
 
 PLAN: Example = {
     "job": "demo",

@@ -15,7 +15,7 @@ from fastapi.concurrency import run_in_threadpool
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
 from orchestrator.api.job_file import IN_DOCUMENT, job_file
 from orchestrator.api.problems import declared
-from orchestrator.api.schemas import JobList, JobStatus, job_status
+from orchestrator.api.schemas import JobList, JobStatus, job_status, job_summary
 from orchestrator.errors import HeadraceError, JobExists
 from orchestrator.service import JobService
 from orchestrator.supervisor.interfaces import Progress
@@ -47,8 +47,8 @@ def job_routes(service: JobService) -> APIRouter:
 
     @routes.get("/jobs")
     async def list_jobs() -> JobList:
-        """All recorded jobs, each looked at now."""
-        return JobList(jobs=[job_status(view) for view in await run_in_threadpool(service.views)])
+        """All recorded jobs, and which of their processes live; `GET /jobs/{name}` looks closer."""
+        return JobList(jobs=[job_summary(glance) for glance in await run_in_threadpool(service.glances)])
 
     @routes.get("/jobs/{name}", responses=declared(404))
     async def show_job(name: str) -> JobStatus:
@@ -96,7 +96,7 @@ def _resume(service: JobService, name: str) -> None:
             admission = service.resume(name)
             _in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
     elif job.phase == "stopping" and not service.is_driven(name):
-        _in_background(partial(service.stop, name), name=f"stop {name}")
+        _in_background(partial(service.finish_stop, name), name=f"stop {name}")
 
 
 def _in_background(act: Callable[[], object], name: str) -> None:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Sequence
 
 from connectors.pool_client import PoolUse
+from orchestrator.api.event_schemas import EventStatus, event_status
 from orchestrator.api.examples import JOB, JOBS, VERDICT
 from orchestrator.api.wire import Note, WireModel
 from orchestrator.plan.types import Finding, Severity
 from orchestrator.spec.difference import spec_hash
 from orchestrator.store.jobs import Phase
 from orchestrator.supervisor.state import UnitState
-from orchestrator.supervisor.view import JobView
+from orchestrator.supervisor.view import JobGlance, JobView
 
 
 class UnitStatus(WireModel):
@@ -80,6 +81,20 @@ class JobStatus(WireModel, json_schema_extra={"examples": [JOB]}):
     pool: PoolStatus | None
     prometheus_url: str | None
     warnings: list[Note]
+    events: list[EventStatus]
+    """The newest few, in their order."""
+
+
+class JobSummary(WireModel):
+    name: str
+    phase: Phase
+    reason: str
+    age_s: float
+    directory: str
+    processes: int
+    """That were started."""
+    alive: int
+    """Of these. Whether they answer, `GET /jobs/{name}` asks them."""
 
 
 class Verdict(WireModel, json_schema_extra={"examples": [VERDICT]}):
@@ -92,7 +107,7 @@ class Verdict(WireModel, json_schema_extra={"examples": [VERDICT]}):
 
 
 class JobList(WireModel, json_schema_extra={"examples": [JOBS]}):
-    jobs: list[JobStatus]
+    jobs: list[JobSummary]
 
 
 def verdict(findings: Sequence[Finding]) -> Verdict:
@@ -146,4 +161,17 @@ def job_status(view: JobView) -> JobStatus:
         pool=pool,
         prometheus_url=plan.prometheus_url,
         warnings=_notes(plan.findings, "warning"),
+        events=[event_status(each) for each in view.events],
+    )
+
+
+def job_summary(glance: JobGlance) -> JobSummary:
+    return JobSummary(
+        name=glance.job.name,
+        phase=glance.phase,
+        reason=glance.reason,
+        age_s=round(time.time() - glance.job.created_at, 1),
+        directory=str(glance.job.directory),
+        processes=len(glance.job.records),
+        alive=len(glance.alive),
     )

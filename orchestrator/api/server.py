@@ -14,6 +14,7 @@ from orchestrator.api.access import Access
 from orchestrator.api.document import DocumentedApi
 from orchestrator.api.guard import Guard
 from orchestrator.api.problems import add_handlers, declared
+from orchestrator.api.routes_events import event_routes
 from orchestrator.api.routes_job import job_routes, resume_starts
 from orchestrator.api.routes_logs import log_routes
 from orchestrator.api.routes_plan import plan_routes
@@ -65,6 +66,7 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         plan_routes(service),
         weight_routes(service.weights),
         rlhf_routes(service.weights),
+        event_routes(service.store),
     ):
         app.include_router(routes, responses=GUARDED)
     return app

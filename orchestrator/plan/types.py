@@ -51,6 +51,9 @@ class StorageClientPlan:
     name: str
     node: str
     segment_bytes: int
+    address: str
+    name_ports: tuple[int, int]
+    """(first, end) of the ports of which one names its memory at the master, `end` excluded."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from orchestrator.errors import HeadraceError
-from orchestrator.store.database import StateUnusable
+from orchestrator.store.home import StateUnusable
 
 Role = Literal["viewer", "trainer", "admin"]
 ROLES: tuple[Role, ...] = get_args(Role)

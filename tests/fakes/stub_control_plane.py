@@ -9,7 +9,7 @@ process that writes a line and sleeps; what would be asked of engines, routers a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,12 +23,11 @@ from orchestrator.plan.types import JobPlan
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.jobs import JobStore
+from orchestrator.store.keeping import KeepingStore
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.weight_service import WeightService
-from orchestrator.weights.acts import Command
 from orchestrator.weights.audit import Audited
-from orchestrator.weights.events import Event
 from tests.fakes.fake_launch import FakeQuestions, UnsyncedDatabase
 from tests.fakes.fake_receivers import FakeReceivers
 from tests.unit.orchestrator.samples import facts_of
@@ -64,8 +63,8 @@ def stub_service(home: Path) -> JobService:
     def probe(_probe: Probe, members: Sequence[int]) -> ProbeResult:
         return ProbeResult(ready=bool(members), detail="it runs")
 
-    def carry_out(plan: JobPlan) -> Callable[[Command], Event]:
-        return FakeReceivers({engine.name: engine.role for engine in plan.engines}).carry_out
+    def receivers(plan: JobPlan) -> FakeReceivers:
+        return FakeReceivers({engine.name: engine.role for engine in plan.engines})
 
     database = UnsyncedDatabase(home)
     store, updates = JobStore(database), UpdateStore(database)
@@ -74,8 +73,11 @@ def stub_service(home: Path) -> JobService:
         updates=updates,
         backend=HarmlessBackend,
         probe=probe,
-        carry_out=carry_out,
+        carry_out=lambda plan: receivers(plan).carry_out,
         not_ready=lambda _router: None,
+        keeping=KeepingStore(database),
+        look_outside=lambda plan: receivers(plan).outside(),
+        let_handoffs_end=lambda _engine, _limit_s: None,
     )
     return UnauditedService(
         store=store,

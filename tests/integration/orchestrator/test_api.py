@@ -237,9 +237,9 @@ def broken(raises: Exception) -> Callable[..., Any]:
 
 
 def test_an_error_that_nobody_foresaw_is_json_and_shows_nothing(fleet: FakeFleet, api: httpx.Client) -> None:
-    fleet.store.names = broken(ZeroDivisionError("/secret/path"))  # type: ignore[method-assign]
+    fleet.store.heads = broken(ZeroDivisionError("/secret/path"))  # type: ignore[method-assign]
     reply = api.get("/jobs")
-    del fleet.store.names
+    del fleet.store.heads
     assert "unexpected ZeroDivisionError" in problem(reply, 500)["detail"]
     assert "secret" not in reply.text
     after = api.get("/jobs")
@@ -248,9 +248,9 @@ def test_an_error_that_nobody_foresaw_is_json_and_shows_nothing(fleet: FakeFleet
 
 
 def test_an_error_of_ours_keeps_its_text(fleet: FakeFleet, api: httpx.Client) -> None:
-    fleet.store.names = broken(HeadraceError(str(Complaint(field="x", problem="y", mend="z"))))  # type: ignore[method-assign]
+    fleet.store.heads = broken(HeadraceError(str(Complaint(field="x", problem="y", mend="z"))))  # type: ignore[method-assign]
     reply = api.get("/jobs")
-    del fleet.store.names
+    del fleet.store.heads
     assert problem(reply, 500)["detail"] == "x: y; z"
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from orchestrator.api import examples
 from orchestrator.api.audit_schemas import AuditStatus
+from orchestrator.api.event_schemas import EventList, EventStatus
 from orchestrator.api.problems import MEDIA_TYPE, Problem
 from orchestrator.api.routes_rlhf import Finished
 from orchestrator.api.schemas import JobList, JobStatus
@@ -69,6 +70,8 @@ def test_tokens_are_asked_for_everywhere_but_at_the_health_route(document: dict[
         (Problem, examples.PROBLEM),
         (JobStatus, examples.JOB),
         (JobList, examples.JOBS),
+        (EventStatus, examples.EVENT),
+        (EventList, examples.EVENTS),
         (UpdateStatus, examples.UPDATE),
         (UpdateList, examples.UPDATES),
         (WeightsStatus, examples.WEIGHTS),

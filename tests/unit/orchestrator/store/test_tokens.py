@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.database import StateUnusable
+from orchestrator.store.home import StateUnusable
 from orchestrator.store.tokens import TokensRefused, kept_token, read_roles, write_fresh_token
 
 
