@@ -16,7 +16,7 @@ PROCESSES := $(wildcard tests/integration)
 STACK := $(wildcard tests/stack)
 JOBS := $(wildcard tests/e2e tests/faults tests/stale tests/fleet)
 
-.PHONY: help setup stack ruff types imports spelling lint light check test-light test-processes test-stack test-jobs test test-full check-model check-stale demo bench-router bench-weights bench-updates clean
+.PHONY: help setup stack ruff types imports spelling lint light check test-light test-processes test-stack test-jobs test test-full check-model check-stale demo bench-router bench-weights bench-updates bench-state faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -86,6 +86,9 @@ bench-weights: stack ## weight loads beside plain transfers of the same bytes; A
 
 bench-updates: stack ## what new weights cost the users of a real fleet; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.benchmarks.bench_updates $(ARGS)
+
+bench-state: setup ## headrace serve with 200 jobs and 1,000,000 events on record; ARGS="--help" shows what can be chosen
+	@$(BIN)/python -m tests.benchmarks.bench_state $(ARGS)
 
 clean: ## remove .venv, the model and all caches
 	rm -rf .venv .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

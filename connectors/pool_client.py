@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from prometheus_client.parser import text_string_to_metric_families
 
 from connectors.engine_env import HASH_SEED
+from connectors.store_argv import CAPACITY_METRIC, KEYS_METRIC, USED_METRIC
 from connectors.vllm_plugin.pool_keys import begins_with, epoch_prefix
 
 AGAIN_S = 0.2
@@ -44,6 +46,16 @@ class SaltedPrompt:
     """As engines get it."""
     key_prefix: str
     """Of its epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolUse:
+    """What the master says of the whole pool, other jobs' part of it included."""
+
+    mounted_bytes: int
+    """DRAM that storage clients lend now."""
+    used_bytes: int
+    keys: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +94,23 @@ class PoolClient:
         """
         with self._keys(prefix, timeout_s) as keys:
             return sum(1 for _ in keys)
+
+    def use(self, timeout_s: float) -> PoolUse:
+        """How much there is, and how much of it is taken.
+
+        Raises:
+            PoolCallFailed: the master does not say.
+        """
+        if self.metrics_url is None:
+            raise PoolCallFailed(f"the master at {self.master_address} has no known address for questions")
+        try:
+            reply = httpx.get(self.metrics_url, timeout=timeout_s, trust_env=False)
+            reply.raise_for_status()
+            families = text_string_to_metric_families(reply.text)
+            told = {sample.name: int(sample.value) for family in families for sample in family.samples}
+            return PoolUse(mounted_bytes=told[CAPACITY_METRIC], used_bytes=told[USED_METRIC], keys=told[KEYS_METRIC])
+        except (httpx.HTTPError, ValueError, OverflowError, KeyError) as error:
+            raise PoolCallFailed(f"GET {self.metrics_url}: {error or type(error).__name__}") from error
 
     def keys_of(
         self, prompts: Sequence[SaltedPrompt], block_size: int, hash_algorithm: str, timeout_s: float

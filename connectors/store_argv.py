@@ -9,6 +9,11 @@ from connectors.mooncake import METADATA_SERVER, TCP_ENVIRONMENT, Protocol, tran
 
 CAPACITY_METRIC = "master_total_capacity_bytes"
 """The master's own word on how much DRAM is mounted."""
+USED_METRIC = "master_allocated_bytes"
+KEYS_METRIC = "master_key_count"
+
+SEGMENT_METRIC = "segment_total_capacity_bytes"
+"""The same per storage client; its label `segment` has the host and the name port of the client."""
 
 CLIENT_TTL_S = 30
 """Silence after which a storage client counts as dead and its memory as gone. Mooncake's 10 s was seen to drop a

@@ -37,6 +37,10 @@ class Backend(Protocol):
         """The state of each recorded unit, by name. Never raises for a unit that is gone."""
         ...
 
+    def alive(self, records: Sequence[UnitRecord]) -> frozenset[UnitRecord]:
+        """Those of them, of any run, whose leading process lives. Cheap: nothing else is looked at."""
+        ...
+
     def stop(self, run: RunContext, records: Sequence[UnitRecord], grace_s: float) -> tuple[int, ...]:
         """End all processes of these units: SIGTERM to each, SIGKILL to what is left after `grace_s`.
 

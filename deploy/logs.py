@@ -43,7 +43,7 @@ def follow(paths: Sequence[Path], last_lines: int, wait: Callable[[], bool] = pa
     A log that appears later is read from its start, and so is one that was cut or replaced. When there is nothing
     new, `wait` waits and says whether to go on; at the end a last line without line end is given too.
     """
-    readers = [_Reader(path, last_lines) for path in paths]
+    readers = [LogReader(path, last_lines) for path in paths]
     going_on = True
     while going_on:
         found_nothing = True
@@ -59,8 +59,9 @@ def follow(paths: Sequence[Path], last_lines: int, wait: Callable[[], bool] = pa
             yield reader.name, line
 
 
-class _Reader:
-    """Where one followed log was read up to."""
+class LogReader:
+    """Where one followed log was read up to. At first that is the start of its last lines; a log that appears later is
+    read from its start, and so is one that was cut or replaced."""
 
     def __init__(self, path: Path, last_lines: int) -> None:
         self.name = path.stem

@@ -5,7 +5,6 @@ Exit codes: 0 done, 1 failed, 2 wrong use, 3 an audit that could not be made, 13
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -17,21 +16,19 @@ from rich.console import Console
 from rich.text import Text
 
 from deploy.logs import follow, tail
-from orchestrator import cli_weights
+from orchestrator import cli_events, cli_serve, cli_weights
 from orchestrator.api.audit_schemas import AuditBody, audit_status
 from orchestrator.api.schemas import job_status
 from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_diagnosis, show_job, show_plan
 from orchestrator.compose import local_service
 from orchestrator.errors import AuditFailed, HeadraceError
 from orchestrator.observe.doctor import diagnose
+from orchestrator.plan.shown import shown_plan
 from orchestrator.plan.types import plan_to_json
 from orchestrator.service import JobService
 from orchestrator.spec.load import load_job_file
-from orchestrator.store.database import home_folder
-from orchestrator.store.tokens import kept_token
+from orchestrator.store.home import home_folder
 
-API_TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
-API_TOKEN_FILE = "api-token"
 NOT_AUDITED = 3
 INTERRUPTED = 130
 """What typer makes of Ctrl-C."""
@@ -43,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_weights.app, name="weights")
+app.command()(cli_events.events)
 out = Console()
 err = Console(stderr=True)
 
@@ -70,7 +68,7 @@ def main() -> None:
 @app.command()
 def render(job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show the whole plan and every generated file. Starts nothing."""
-    plan = _service().plan(load_job_file(job, overrides or []))
+    plan = shown_plan(_service().plan(load_job_file(job, overrides or [])))
     if as_json:
         sys.stdout.write(plan_to_json(plan))
     else:
@@ -121,10 +119,7 @@ def logs(
 ) -> None:
     """Show the logs of a job's processes."""
     job = _service().store.get(name)
-    known = [unit.name for unit in job.plan.units]
-    if process is not None and process not in known:
-        _fail(f"job {name!r} has no process {process!r}; it has: {', '.join(known)}")
-    paths = [job.run.log_dir / f"{unit}.log" for unit in ([process] if process else known)]
+    paths = [job.log_of(unit) for unit in ([process] if process else job.unit_names)]
     if following:
         for source, line in follow(paths, lines):
             _log_line(source, line, prefix=process is None)
@@ -182,29 +177,7 @@ def doctor(
         raise typer.Exit(1)
 
 
-@app.command()
-def serve(
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8700,
-) -> None:
-    """Answer the HTTP control API: POST /jobs, GET /jobs/{name}, DELETE /jobs/{name}.
-
-    Callers send a bearer token: HEADRACE_API_TOKEN's value, else that of the file api-token in the state folder.
-    """
-    home = home_folder()
-    service = local_service(home)
-    token = os.environ.get(API_TOKEN_VARIABLE)
-    if not token:
-        # Whoever reaches the API can start programs, and loopback is open to every user of the machine.
-        token = kept_token(home / API_TOKEN_FILE)
-        err.print(Text(f"callers need the bearer token in {home / API_TOKEN_FILE}"), soft_wrap=True)
-    # Loading the web framework takes longer than most other commands run.
-    import uvicorn
-
-    from orchestrator.api.server import build_app
-
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    uvicorn.run(build_app(service, token), host=host, port=port, log_level="info")
+app.command()(cli_serve.serve)
 
 
 def _service() -> JobService:

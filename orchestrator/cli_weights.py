@@ -18,7 +18,7 @@ from orchestrator.cli_show import print_json
 from orchestrator.compose import local_service
 from orchestrator.errors import UpdateRefused, UpdateUnknown
 from orchestrator.spec.weights import InFlightMode, Strategy
-from orchestrator.store.database import home_folder
+from orchestrator.store.home import home_folder
 from orchestrator.weight_service import PushOptions, WeightService
 
 app = typer.Typer(help="New weights for a running job.", no_args_is_help=True, pretty_exceptions_enable=False)

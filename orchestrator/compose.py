@@ -9,11 +9,14 @@ from deploy import probe as readiness
 from deploy.local.backend import LocalBackend
 from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
+from orchestrator.observe.outside import let_handoffs_end, look_outside
+from orchestrator.observe.pool import pool_use
 from orchestrator.observe.router import not_ready
 from orchestrator.plan.types import JobPlan
 from orchestrator.service import JobService
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore
+from orchestrator.store.keeping import KeepingStore
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.weight_service import WeightService
@@ -33,6 +36,9 @@ def local_service(home: Path) -> JobService:
         probe=readiness.check,
         carry_out=_carry_out,
         not_ready=not_ready,
+        keeping=KeepingStore(database),
+        look_outside=look_outside,
+        let_handoffs_end=let_handoffs_end,
     )
     return JobService(
         store=store,
@@ -41,6 +47,7 @@ def local_service(home: Path) -> JobService:
         socket_dir=socket_dir,
         probe=readiness.check,
         questions=RunningEngines(),
+        pool_use=pool_use,
         open_job=supervision.open,
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )

@@ -4,19 +4,25 @@
     ├── SpecError               the job file is wrong: the user mends it
     ├── PlanRefused             the job file is well-formed but cannot run: the user mends it
     ├── JobExists               a job of this name is already recorded: the user stops it first
+    │   └── JobDiffers          and it was started from another job file
     ├── JobUnknown              no job of this name is recorded
+    ├── ProcessUnknown          a job has no process of this name
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
     ├── Unsupported             this version cannot do what was asked
     ├── UpdateRefused           weights cannot be updated so, or not now: the user asks otherwise, or later
     ├── UpdateFailed            an update has ended, and the job does not serve it
     ├── UpdateUnended           an update goes on, and nobody can wait for it any longer: the user asks again
     ├── UpdateUnknown           no update of this number was asked for
+    ├── RequestRefused          a process cannot be restarted or drained so, or not now
+    ├── RequestUnknown          no request of this number was made, or about no such process
     ├── AuditFailed             an audit could not be made
+    │   └── AuditRefused        the job does not serve: the user asks later
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/jobs.py)
-    └── StateUnusable           the state folder cannot be read or written (store/database.py)
+    ├── StateInUse              another control plane runs on the state folder (store/driver_lock.py)
+    └── StateUnusable           the state folder cannot be read or written (store/home.py)
 
 Each message says what is wrong, with the field and the values, and what mends it.
 """
@@ -25,10 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-
-class HeadraceError(Exception):
-    """An error whose text is meant for a user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,13 @@ class Complaint:
 
     def __str__(self) -> str:
         return f"{self.field}: {self.problem}; {self.mend}" if self.mend else f"{self.field}: {self.problem}"
+
+
+class HeadraceError(Exception):
+    """An error whose text is meant for a user."""
+
+    complaints: tuple[Complaint, ...] = ()
+    """Each thing that is wrong with a job file, where that is what the error is about."""
 
 
 class SpecError(HeadraceError):
@@ -67,8 +76,22 @@ class JobExists(HeadraceError):
     """A job of this name is recorded and not ended."""
 
 
+class JobDiffers(JobExists):
+    """A job of this name lives, and was started from another job file."""
+
+    def __init__(self, job: str, phase: str, complaints: Sequence[Complaint]) -> None:
+        self.complaints = tuple(complaints)
+        lines = "\n".join(f"  {complaint}" for complaint in self.complaints)
+        mend = f"stop it with `headrace down {job}`, or give this one another name"
+        super().__init__(f"job {job!r} is already recorded as {phase}, from another job file; {mend}:\n{lines}")
+
+
 class JobUnknown(HeadraceError):
     """No job of this name is recorded."""
+
+
+class ProcessUnknown(HeadraceError):
+    """A job has no process of this name."""
 
 
 class JobFailed(HeadraceError):
@@ -91,8 +114,20 @@ class UpdateUnknown(HeadraceError):
     """No update of this number was asked for."""
 
 
+class RequestRefused(HeadraceError):
+    """A restart or drain that is not begun; nothing has changed."""
+
+
+class RequestUnknown(HeadraceError):
+    """No request of this number was made, or the job has no such process."""
+
+
 class AuditFailed(HeadraceError):
     """An audit could not be made: nothing is known of the job's KV."""
+
+
+class AuditRefused(AuditFailed):
+    """Only a job that serves can be audited."""
 
 
 class Unsupported(HeadraceError):

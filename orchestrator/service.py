@@ -10,27 +10,43 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from connectors.pool_client import PoolUse
 from deploy.backend import Backend
 from deploy.errors import DeployError
-from orchestrator.errors import AuditFailed, JobExists, JobFailed, Unsupported
+from orchestrator.errors import (
+    AuditRefused,
+    JobDiffers,
+    JobExists,
+    JobFailed,
+    JobUnknown,
+    PlanRefused,
+    SpecError,
+    Unsupported,
+)
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
-from orchestrator.plan.types import JobPlan
+from orchestrator.plan.types import Finding, JobPlan, PoolPlan
+from orchestrator.spec.difference import differences
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, StoredJob
+from orchestrator.store.home import StateUnusable
+from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, RecordUnreadable, StoredJob
 from orchestrator.store.tokens import write_fresh_token
+from orchestrator.supervisor.adoption import note_adoption
 from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
-from orchestrator.supervisor.view import JobView, ServedVersion, view_job
+from orchestrator.supervisor.view import JobGlance, JobView, ServedVersion, glance_at_jobs, view_job
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.audit import Audited, audit
 
+EVENTS_SHOWN = 10
+VIEWS_AT_ONCE = 8
 RUNS_KEPT = 5
 PLANS_TRIED = 3
 SWEEP_GRACE_S = 2.0
@@ -58,6 +74,7 @@ class JobService:
     socket_dir: Callable[[Path], Path]
     probe: ReadinessProbe
     questions: EngineQuestions
+    pool_use: Callable[[PoolPlan], PoolUse | str]
     open_job: Opening
     weights: WeightService
     driver_wait_s: float = DRIVER_WAIT_S
@@ -70,6 +87,30 @@ class JobService:
         """
         reserved = self.store.reserved_ports(except_job=spec.name)
         return build_plan(spec, self.facts(spec, self.store.folder(spec.name), reserved))
+
+    def findings(self, spec: JobSpec) -> tuple[Finding, ...]:
+        """All that is to be said of a job that would be started now; an error keeps it from that. Records nothing."""
+        try:
+            return self.plan(spec).findings
+        except (PlanRefused, SpecError) as refused:
+            return tuple(Finding(severity="error", **vars(complaint)) for complaint in refused.complaints)
+
+    def admit_once(self, spec: JobSpec) -> Admission | None:
+        """As `admit`; None where the job lives already, and was started from the same job file.
+
+        Raises:
+            JobDiffers: it was started from another one.
+        """
+        try:
+            return self.admit(spec)
+        except JobExists:
+            job = self.store.find(spec.name)
+            if job is None or job.phase in (*ENDED, "stopping"):
+                raise
+            differing = differences(job.plan.spec, spec)
+            if differing:
+                raise JobDiffers(spec.name, job.phase, differing) from None
+            return None
 
     def admit(self, spec: JobSpec) -> Admission:
         """Plan a job, record it as starting, and keep every other driver off it. Starts nothing yet.
@@ -109,6 +150,7 @@ class JobService:
             job.check_plan()
             if job.phase != "starting":
                 raise JobExists(f"job {name!r} is {job.phase}; there is no start to take over")
+            note_adoption(self.store, self.backend(), self.probe, job, "its start goes on")
             return Admission(job=job, lock=lock)
         except BaseException:
             lock.release()
@@ -126,7 +168,7 @@ class JobService:
             return self._supervisor(backend).bring_up(name, progress)
         except Overtaken:
             raise JobFailed(f"job {name!r} was stopped by another command while it was coming up") from None
-        except (JobFailed, DeployError, StateUnusable) as error:
+        except (JobFailed, JobUnknown, DeployError, StateUnusable) as error:
             raise JobFailed(self._end(backend, admission, "failed", str(error))) from error
         except Exception as error:
             self._end(backend, admission, "failed", f"unexpected {type(error).__name__}: {error}")
@@ -197,15 +239,36 @@ class JobService:
         Raises:
             JobUnknown: none is recorded.
         """
+        view = self._view(name)
+        pool = view.job.plan.pool
+        if pool is None or view.phase not in SERVING:
+            return replace(view, pool_use=f"the job is {view.phase}")
+        return replace(view, pool_use=self.pool_use(pool))
+
+    def views(self) -> list[JobView]:
+        """Without the use of pools: many masters that do not answer would add up."""
+
+        def look(name: str) -> JobView | None:
+            # One whose record was deleted meanwhile is not missed.
+            with suppress(JobUnknown):
+                return replace(self._view(name), pool_use="it is asked for where one job is looked at")
+            return None
+
+        with ThreadPoolExecutor(VIEWS_AT_ONCE) as pool:
+            return [view for view in pool.map(look, self.store.names()) if view is not None]
+
+    def _view(self, name: str) -> JobView:
         view = view_job(self.store, name, self.backend(), self.probe)
+        view = replace(view, events=tuple(self.store.events.newest(EVENTS_SHOWN, name)))
         position = self.weights.position(name)
         if position is None:
             return view
         committed = position.committed
         return replace(view, serves=ServedVersion(version=committed.version, epoch=committed.epoch))
 
-    def views(self) -> list[JobView]:
-        return [self.view(name) for name in self.store.names()]
+    def glances(self) -> list[JobGlance]:
+        """At all jobs: what is recorded, and which processes live."""
+        return glance_at_jobs(self.store, self.backend())
 
     def audit(self, name: str, most: int) -> tuple[Audited, ...]:
         """Whether the job answers as it would without any cache: of its newest kept requests at most so many, or as
@@ -213,11 +276,11 @@ class JobService:
 
         Raises:
             JobUnknown: none is recorded.
-            AuditFailed: it could not be made.
+            AuditFailed: it could not be made; `AuditRefused` where the job does not serve.
         """
         job = self.store.get(name)
         if job.phase not in SERVING:
-            raise AuditFailed(f"job {name!r} is {job.phase}: a job that serves can be audited")
+            raise AuditRefused(f"job {name!r} is {job.phase}: a job that serves can be audited")
         return audit(job.plan, most)
 
     def stop(self, name: str, say: Callable[[str], None] = lambda _text: None) -> StoredJob:
@@ -236,6 +299,31 @@ class JobService:
             JobUnknown: none is recorded.
         """
         record_stop(self.store, self.store.get(name))
+
+    def forget(self, name: str) -> None:
+        """Delete the record of a job that has ended. Its files and logs stay.
+
+        Raises:
+            JobUnknown: none is recorded.
+            JobExists: it has not ended, or another process drives it.
+            StopIncomplete: processes of it are left; the text names their pids.
+        """
+        self.store.get(name)
+        lock = self._lock(name)
+        try:
+            job = self.store.get(name)
+            if job.phase not in ENDED:
+                raise JobExists(f"job {name!r} is {job.phase}; stop it first with `headrace down {name}`")
+            stop_job(self.store, self.backend(), name, held=lock)
+            self.store.delete(name, job.run_id)
+        finally:
+            lock.release()
+
+    def finish_stop(self, name: str) -> None:
+        """End a job whose stop was begun by a process that is gone. Raises as `stop` does."""
+        with suppress(RecordUnreadable):
+            note_adoption(self.store, self.backend(), self.probe, self.store.get(name), "its stop goes on")
+        self.stop(name)
 
     def is_driven(self, name: str) -> bool:
         """Whether some process is bringing the job up or ending it."""

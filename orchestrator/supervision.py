@@ -1,4 +1,5 @@
-"""Keeps a job whose processes are up: its processes (`supervisor/watch.py`) and its weights (`weights/runner.py`).
+"""Keeps a job whose processes are up: its processes (`supervisor/watch.py`, `replica_keeper.py`) and its weights
+(`weights/runner.py`).
 
 There is one way to become routable: the coordinator of weights brings an engine to the committed version and epoch,
 tells the router, and opens the gate. `open` does so at the end of a start, `keep` afterwards: for engines that were
@@ -19,15 +20,31 @@ from typing import Protocol
 from deploy.backend import Backend
 from orchestrator.errors import HeadraceError, JobFailed, UpdateRefused
 from orchestrator.observe.engines import PROBE_EPOCH
+from orchestrator.observe.outside import Outside
+from orchestrator.plan.kinds import UnitKind, kinds_of
 from orchestrator.plan.types import JobPlan, RouterPlan
 from orchestrator.plan.weights import WeightsPlan
+from orchestrator.replica_keeper import LetHandoffsEnd, ReplicaKeeper
 from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.keeping import KeepingStore
 from orchestrator.store.updates import UpdateStore
+from orchestrator.supervisor.adoption import note_adoption
 from orchestrator.supervisor.interfaces import ReadinessProbe
+from orchestrator.supervisor.restarts import job_failure
+from orchestrator.supervisor.stop import stop_job
 from orchestrator.supervisor.watch import UnitNews, Watch
 from orchestrator.weights.acts import Command
-from orchestrator.weights.events import Cancelled, EngineCameUp, EngineEnded, Event, RouterCameUp, UpdateAsked
+from orchestrator.weights.events import (
+    Cancelled,
+    EngineCameUp,
+    EngineEnded,
+    Event,
+    RouterCameUp,
+    UpdateAsked,
+    Withdrawn,
+)
+from orchestrator.weights.groups import has_pair
 from orchestrator.weights.journal import Journal, PushRecord
 from orchestrator.weights.machine import Coordinator
 from orchestrator.weights.receivers import FIRST_VERSION
@@ -60,6 +77,9 @@ class Supervision:
     probe: ReadinessProbe
     carry_out: Callable[[JobPlan], Callable[[Command], Event]]
     not_ready: NotReady
+    keeping: KeepingStore
+    look_outside: Callable[[JobPlan], Outside]
+    let_handoffs_end: LetHandoffsEnd
     look_every_s: float = LOOK_EVERY_S
 
     def open(self, job: StoredJob) -> None:
@@ -88,18 +108,40 @@ class Supervision:
         with _locked(job, 0.0) as held:
             if not held:
                 return False
-            watched = (*(engine.name for engine in job.plan.engines), _ROUTER)
-            watch = Watch(store=self.store, backend=self.backend(), probe=self.probe, job=job, units=watched)
+            watch = Watch(store=self.store, keeping=self.keeping, backend=self.backend(), probe=self.probe, job=job)
+            keeper = ReplicaKeeper(
+                keeping=self.keeping,
+                watch=watch,
+                job=job,
+                look_outside=self.look_outside,
+                let_handoffs_end=self.let_handoffs_end,
+            )
             journal = Journal(self.updates, job.name, job.run_id)
-            runner = self._runner(job, journal, lambda engine, _why: watch.restart(engine))
+            note_adoption(self.store, self.backend(), self.probe, job, _doing(journal.newest()))
+            runner = self._runner(job, journal, watch.restart)
             while self.store.is_serving(name, job.run_id) and not is_over(runner.position):
-                for news in watch.look():
-                    _tell(runner, watch, news)
+                self._look(job, watch, keeper, runner)
                 _take_asked(runner, journal, job.plan)
                 next_look = time.monotonic() + self.look_every_s
                 while (left_s := next_look - time.monotonic()) > 0:
                     runner.turn(left_s)
             return True
+
+    def _look(self, job: StoredJob, watch: Watch, keeper: ReplicaKeeper, runner: Runner) -> None:
+        """At its processes, and what is to be done about them."""
+        news = [*watch.look()]
+        keeper.turn(is_updating=_is_updating(runner.position))
+        # First of all: whoever is withdrawn is not to join again.
+        runner.take(Withdrawn(names=keeper.withdrawn()))
+        kinds = kinds_of(job.plan)
+        for each in news:
+            _tell(runner, kinds[each.unit], each)
+        fleet = {engine.name: engine.role for engine in job.plan.engines}
+        can_serve = has_pair((name for name in fleet if name not in watch.given_up), fleet)
+        reason = job_failure(kinds, watch.given_up, can_serve=can_serve)
+        if reason:
+            _log.error("%s has failed: %s", job.name, reason)
+            stop_job(self.store, self.backend(), job.name, end_phase="failed", reason=reason)
 
     def _runner(self, job: StoredJob, journal: Journal, restart: Callable[[str, str], None]) -> Runner:
         weights = job.plan.weights
@@ -113,8 +155,11 @@ class Supervision:
         return Runner(coordinator=coordinator, journal=journal, carry_out=self.carry_out(job.plan), restart=restart)
 
 
-_ROUTER = "router"
-"""Its unit's name in every plan."""
+def _doing(position: Position | None) -> str:
+    course = None if position is None else position.course
+    if course is None:
+        return "supervised"
+    return f"supervised, update {course.update.number} goes on in {course.phase} ({course.going}),"
 
 
 def supervise_all(supervision: Supervision, stopping: threading.Event) -> None:
@@ -175,15 +220,17 @@ def _fail_start(name: str, why: str) -> None:
     raise JobFailed(f"{name} did not join: {why}")
 
 
-def _tell(runner: Runner, watch: Watch, news: UnitNews) -> None:
-    match news:
-        case UnitNews(unit="router", what="ended"):
-            watch.restart(news.unit)
-        case UnitNews(unit="router"):
+def _is_updating(position: Position) -> bool:
+    return position.course is not None and position.course.going != "join" and position.course.phase != "purge"
+
+
+def _tell(runner: Runner, kind: UnitKind, news: UnitNews) -> None:
+    match kind, news.what:
+        case "router", "ready":
             runner.take(RouterCameUp())
-        case UnitNews(what="ended"):
+        case "engine", "ended":
             runner.take(EngineEnded(name=news.unit))
-        case _:
+        case "engine", "ready":
             runner.take(EngineCameUp(name=news.unit))
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from deploy.errors import PortTaken, ProgramMissing, StartFailed
 from deploy.local.files import open_for_append, write_file
 from deploy.local.membership import UnitTrace, lineage, look_again, members_of, strays_of
-from deploy.local.process_table import Identity, Marker, Process, boot_id, read_identity, snapshot
+from deploy.local.process_table import Identity, Marker, Process, boot_id, is_alive, read_identity, snapshot
 from deploy.local.request import child_environment, log_path
 from deploy.local.signals import send_signal
 from deploy.local.sockets import SocketEntry, find_holder, read_sockets
@@ -82,6 +82,10 @@ class LocalBackend:
     def poll(self, run: RunContext, records: Sequence[UnitRecord]) -> dict[str, UnitStatus]:
         table = snapshot()
         return {record.name: self._status(run, record, table) for record in records}
+
+    def alive(self, records: Sequence[UnitRecord]) -> frozenset[UnitRecord]:
+        boot = boot_id()
+        return frozenset(record for record in records if record.boot_id == boot and is_alive(_leader(record)))
 
     def stop(self, run: RunContext, records: Sequence[UnitRecord], grace_s: float) -> tuple[int, ...]:
         def find() -> frozenset[Identity]:

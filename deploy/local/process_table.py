@@ -94,12 +94,23 @@ def read_process(pid: int) -> Process | None:
 
 def read_identity(pid: int) -> Identity | None:
     """Cheaper than `read_process`: the environment is not read."""
+    process = _read_unmarked(pid)
+    return None if process is None else process.identity
+
+
+def is_alive(identity: Identity) -> bool:
+    """As cheap as `read_identity`."""
+    process = _read_unmarked(identity.pid)
+    return process is not None and process.alive and process.identity == identity
+
+
+def _read_unmarked(pid: int) -> Process | None:
     try:
         with _process_folder(pid) as folder:
             text = _read(folder, "stat").decode(errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    return parse_stat(text, None).identity
+    return parse_stat(text, None)
 
 
 def snapshot() -> dict[int, Process]:

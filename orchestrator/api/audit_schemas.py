@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from orchestrator.api.examples import AUDIT
+from orchestrator.api.wire import WireModel
 from orchestrator.weights.agreement import Outcome
 from orchestrator.weights.audit import STALE, Audited
 
 
-class AuditBody(BaseModel):
+class AuditBody(WireModel, json_schema_extra={"examples": [{"requests": 4}]}):
     requests: Annotated[int, Field(ge=1, le=1000)] = 4
     """At most so many."""
 
 
-class JudgementStatus(BaseModel):
+class JudgementStatus(WireModel):
     outcome: Outcome
     compared: int
     off_by: float
@@ -25,7 +27,7 @@ class JudgementStatus(BaseModel):
     allowed: float
 
 
-class AuditedStatus(BaseModel):
+class AuditedStatus(WireModel):
     id: str
     kind: Literal["request", "probe"]
     epoch: int
@@ -42,7 +44,7 @@ class AuditedStatus(BaseModel):
     keys_unknown: str
 
 
-class AuditStatus(BaseModel):
+class AuditStatus(WireModel, json_schema_extra={"examples": [AUDIT]}):
     outcome: Literal["agrees", "disagrees", "unknown"]
     """unknown: nothing could be judged."""
     audited: list[AuditedStatus]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -14,56 +13,49 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
-from orchestrator.api.schemas import JobList, JobStatus, job_status
-from orchestrator.errors import Complaint, HeadraceError, JobExists, SpecError
+from orchestrator.api.job_file import IN_DOCUMENT, job_file
+from orchestrator.api.problems import declared
+from orchestrator.api.schemas import JobList, JobStatus, job_status, job_summary
+from orchestrator.errors import HeadraceError, JobExists
 from orchestrator.service import JobService
-from orchestrator.spec.load import job_from_data, parse_job_text
 from orchestrator.supervisor.interfaces import Progress
 
 _LOG = logging.getLogger(__name__)
-MAX_BODY_BYTES = 1 << 20
-SYNTAX_OF = {
-    "application/json": "json",
-    "application/toml": "toml",
-    "text/toml": "toml",
-    "text/x-toml": "toml",
+
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    **declared(415),
+    200: {"model": JobStatus, "description": "It lives already"},
 }
-"""Other types are refused: a web page can make a browser post text/plain here, but none of these unasked."""
-
-
-class UnreadableBody(SpecError):
-    """The body is no text, or no well-formed table: what stands in it was not looked at."""
-
-
-class UnknownBodyType(SpecError):
-    """The content type says neither JSON nor TOML."""
-
-
-class BodyTooLarge(SpecError):
-    """The body is larger than any job file; the rest of it was not read."""
 
 
 def job_routes(service: JobService) -> APIRouter:
     routes = APIRouter(tags=["jobs"])
 
-    @routes.post("/jobs", status_code=202)
-    async def start_job(request: Request) -> JobStatus:
-        """Start a job: the body is a job file (application/json or application/toml). Answers once it is planned and
-        recorded; `GET /jobs/{name}` says how far it is."""
-        spec = job_from_data(_job_table(await _body(request), request.headers.get("content-type", "")), source="body")
-        admission = await run_in_threadpool(service.admit, spec)
-        _in_background(partial(service.drive, admission, _ignore), name=f"start {spec.name}")
-        return job_status(await run_in_threadpool(service.view, spec.name))
+    @routes.post("/jobs", status_code=202, responses=_ANSWERS, openapi_extra=IN_DOCUMENT)
+    async def start_job(request: Request, response: Response) -> JobStatus:
+        """Start a job: the body is a job file. Answers once it is planned and recorded; `GET /jobs/{name}` says how far
+        it is. May be asked again: while a job lives that was started from the same job file, it is answered with (202
+        while it starts, 200 after that); from another one, a 409 says what differs."""
+        spec = await job_file(request)
+        admission = await run_in_threadpool(service.admit_once, spec)
+        if admission is not None:
+            _in_background(partial(service.drive, admission, _ignore), name=f"start {spec.name}")
+        status = job_status(await run_in_threadpool(service.view, spec.name))
+        if admission is None and status.phase != "starting":
+            response.status_code = 200
+        return status
 
     @routes.get("/jobs")
     async def list_jobs() -> JobList:
-        return JobList(jobs=[job_status(view) for view in await run_in_threadpool(service.views)])
+        """All recorded jobs, and which of their processes live; `GET /jobs/{name}` looks closer."""
+        return JobList(jobs=[job_summary(glance) for glance in await run_in_threadpool(service.glances)])
 
-    @routes.get("/jobs/{name}")
+    @routes.get("/jobs/{name}", responses=declared(404))
     async def show_job(name: str) -> JobStatus:
+        """A job as it is: every process is looked at now."""
         return job_status(await run_in_threadpool(service.view, name))
 
-    @routes.delete("/jobs/{name}")
+    @routes.delete("/jobs/{name}", responses={**declared(404), 202: {"model": JobStatus}})
     async def stop_job(name: str, response: Response, wait: Annotated[bool, Query()] = True) -> JobStatus:
         """Stop a job and all its processes. `wait=false` answers at once with 202."""
         if wait:
@@ -74,7 +66,12 @@ def job_routes(service: JobService) -> APIRouter:
             response.status_code = 202
         return job_status(await run_in_threadpool(service.view, name))
 
-    @routes.post("/jobs/{name}/audit")
+    @routes.delete("/jobs/{name}/record", status_code=204, responses=declared(404))
+    async def delete_record(name: str) -> None:
+        """Forget a job that has ended. Its files and logs stay."""
+        await run_in_threadpool(service.forget, name)
+
+    @routes.post("/jobs/{name}/audit", responses=declared(404, 503))
     async def audit(name: str, body: AuditBody) -> AuditStatus:
         """Replay requests without cache and compare. Answers when that is done: seconds for each."""
         return audit_status(await run_in_threadpool(service.audit, name, body.requests))
@@ -99,41 +96,7 @@ def _resume(service: JobService, name: str) -> None:
             admission = service.resume(name)
             _in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
     elif job.phase == "stopping" and not service.is_driven(name):
-        _in_background(partial(service.stop, name), name=f"stop {name}")
-
-
-def _job_table(body: bytes, content_type: str) -> dict[str, Any]:
-    syntax = SYNTAX_OF.get(content_type.partition(";")[0].strip().lower())
-    if syntax is None:
-        problem = f"is {content_type or 'not given'}"
-        complaint = Complaint(field="content-type", problem=problem, mend="send application/json or application/toml")
-        raise UnknownBodyType("body", [complaint])
-    try:
-        table = parse_job_text(body.decode("utf-8"), source="body", syntax=syntax)
-        # JSON can spell half of a surrogate pair, which no text has: it could be neither recorded nor shown.
-        json.dumps(table, ensure_ascii=False, default=str).encode("utf-8")
-    except UnicodeError as error:
-        complaint = Complaint(field="body", problem="is not valid text", mend="send UTF-8")
-        raise UnreadableBody("body", [complaint]) from error
-    except RecursionError as error:
-        # TOML can nest tables without nesting brackets.
-        complaint = Complaint(field="syntax", problem="tables or lists are nested too deep", mend="nest less")
-        raise UnreadableBody("body", [complaint]) from error
-    except SpecError as error:
-        raise UnreadableBody(error.source, error.complaints) from error
-    return table
-
-
-async def _body(request: Request) -> bytes:
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MAX_BODY_BYTES:
-            complaint = Complaint(
-                field="body", problem=f"is larger than {MAX_BODY_BYTES} bytes", mend="send a job file"
-            )
-            raise BodyTooLarge("body", [complaint])
-    return bytes(body)
+        _in_background(partial(service.finish_stop, name), name=f"stop {name}")
 
 
 def _in_background(act: Callable[[], object], name: str) -> None:

@@ -16,11 +16,34 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body
 from fastapi.concurrency import run_in_threadpool
 
+from orchestrator.api.examples import FINISHED, SOURCE
+from orchestrator.api.problems import declared
+from orchestrator.api.wire import OpenTable, WireModel
 from orchestrator.errors import UpdateFailed, UpdateRefused, UpdateUnended
 from orchestrator.weight_service import PushOptions, WeightService
 
 ANSWERS_WITHIN_S = 280.0
 """vLLM's client gives up after 300 s."""
+
+InitInfo = Annotated[OpenTable, Body(embed=True, examples=[{}])]
+UpdateInfo = Annotated[OpenTable | list[OpenTable], Body(embed=True, examples=[{"source": SOURCE}])]
+VersionName = Annotated[str | None, Body(embed=True, examples=["step-200"])]
+
+
+class Done(WireModel, json_schema_extra={"examples": [{"message": "Weight update started"}]}):
+    message: str
+
+
+class Finished(WireModel, json_schema_extra={"examples": [FINISHED]}):
+    message: str
+    weight_version: str
+    update: int
+    """Its number under /jobs/{name}/weights/updates."""
+
+
+class WeightInfo(WireModel, json_schema_extra={"examples": [{"weight_version": "step-200"}]}):
+    weight_version: str | None
+    """None before the job has come up."""
 
 
 @dataclass
@@ -55,7 +78,7 @@ class RlhfSessions:
             raise UpdateRefused('update_info: one per version, {"source": ...} as a publisher gives it')
         session.source = infos[0]["source"]
 
-    def finish(self, name: str, version: str | None) -> dict[str, Any]:
+    def finish(self, name: str, version: str | None) -> Finished:
         """Raises `UpdateFailed` where the fleet does not serve it, and `UpdateUnended` where that is not known yet."""
         session = self._session(name)
         source = session.source
@@ -72,7 +95,7 @@ class RlhfSessions:
             raise UpdateUnended(f"{text}; GET /jobs/{name}/weights/updates/{number} says how it ends")
         if record.outcome != "committed":
             raise UpdateFailed(f"update {number} to {version!r} was {record.outcome}: {record.why}")
-        return {"message": "Weight update finished", "weight_version": version, "update": number}
+        return Finished(message="Weight update finished", weight_version=version, update=number)
 
     def end(self, name: str) -> None:
         self._open.pop(name, None)
@@ -84,38 +107,39 @@ class RlhfSessions:
 
 
 def rlhf_routes(weights: WeightService) -> APIRouter:
-    routes = APIRouter(prefix="/jobs/{name}/rlhf", tags=["vLLM's weight routes"])
+    routes = APIRouter(prefix="/jobs/{name}/rlhf", tags=["vLLM's weight routes"], responses=declared(404))
     sessions = RlhfSessions(weights)
 
     @routes.post("/init_weight_transfer_engine")
-    async def init(name: str, init_info: Annotated[dict[str, Any], Body(embed=True)]) -> dict[str, str]:
+    async def init(name: str, init_info: InitInfo) -> Done:
         await run_in_threadpool(sessions.init, name, init_info)
-        return {"message": "Weight transfer initialized"}
+        return Done(message="Weight transfer initialized")
 
     @routes.post("/start_weight_update")
-    async def start(name: str) -> dict[str, str]:
+    async def start(name: str) -> Done:
         await run_in_threadpool(sessions.start, name)
-        return {"message": "Weight update started"}
+        return Done(message="Weight update started")
 
     @routes.post("/update_weights")
     async def update(
-        name: str, update_info: Annotated[dict[str, Any] | list[dict[str, Any]], Body(embed=True)]
-    ) -> dict[str, str]:
+        name: str,
+        update_info: UpdateInfo,
+    ) -> Done:
         sessions.update(name, update_info)
-        return {"message": "Weights updated"}
+        return Done(message="Weights updated")
 
-    @routes.post("/finish_weight_update")
-    async def finish(name: str, weight_version: Annotated[str | None, Body(embed=True)] = None) -> dict[str, Any]:
+    @routes.post("/finish_weight_update", responses=declared(504))
+    async def finish(name: str, weight_version: VersionName = None) -> Finished:
         return await run_in_threadpool(sessions.finish, name, weight_version)
 
     @routes.post("/shutdown_weight_transfer_engine")
-    async def shutdown(name: str) -> dict[str, str]:
+    async def shutdown(name: str) -> Done:
         sessions.end(name)
-        return {"message": "Weight transfer shut down"}
+        return Done(message="Weight transfer shut down")
 
     @routes.get("/weight_info")
-    async def weight_info(name: str) -> dict[str, str | None]:
+    async def weight_info(name: str) -> WeightInfo:
         position = await run_in_threadpool(weights.position, name)
-        return {"weight_version": None if position is None else position.committed.version}
+        return WeightInfo(weight_version=None if position is None else position.committed.version)
 
     return routes

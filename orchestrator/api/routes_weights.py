@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Annotated
+
+from fastapi import APIRouter, Path
 from fastapi.concurrency import run_in_threadpool
 
+from orchestrator.api.problems import declared
 from orchestrator.api.weight_schemas import (
     PushBody,
     UpdateList,
@@ -16,9 +19,11 @@ from orchestrator.api.weight_schemas import (
 )
 from orchestrator.weight_service import PushOptions, WeightService
 
+UpdateNumber = Annotated[int, Path(ge=1, lt=2**63)]
+
 
 def weight_routes(weights: WeightService) -> APIRouter:
-    routes = APIRouter(prefix="/jobs/{name}/weights", tags=["weights"])
+    routes = APIRouter(prefix="/jobs/{name}/weights", tags=["weights"], responses=declared(404))
 
     @routes.post("", status_code=202)
     async def push(name: str, body: PushBody) -> UpdateStatus:
@@ -29,20 +34,22 @@ def weight_routes(weights: WeightService) -> APIRouter:
 
     @routes.get("")
     async def show(name: str) -> WeightsStatus:
+        """What a job serves, and what is under way."""
         position = await run_in_threadpool(weights.position, name)
         return weights_status(position, await run_in_threadpool(weights.newest, name))
 
     @routes.get("/updates")
     async def history(name: str) -> UpdateList:
+        """How updates went, and what happened to engines meanwhile."""
         records = await run_in_threadpool(weights.history, name)
         return update_list(records, await run_in_threadpool(weights.remarks, name))
 
     @routes.get("/updates/{number}")
-    async def one(name: str, number: int) -> UpdateStatus:
+    async def one(name: str, number: UpdateNumber) -> UpdateStatus:
         return update_status(await run_in_threadpool(weights.record, name, number))
 
     @routes.delete("/updates/{number}", status_code=202)
-    async def cancel(name: str, number: int) -> UpdateStatus:
+    async def cancel(name: str, number: UpdateNumber) -> UpdateStatus:
         """Called off where no engine has begun to load, else rolled back; may be asked again. Answers once it is
         noted."""
         return update_status(await run_in_threadpool(weights.cancel, name, number))

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
-from pydantic import BaseModel
-
-from orchestrator.errors import Complaint
+from connectors.pool_client import PoolUse
+from orchestrator.api.event_schemas import EventStatus, event_status
+from orchestrator.api.examples import JOB, JOBS, VERDICT
+from orchestrator.api.wire import Note, WireModel
+from orchestrator.plan.types import Finding, Severity
+from orchestrator.spec.difference import spec_hash
 from orchestrator.store.jobs import Phase
 from orchestrator.supervisor.state import UnitState
-from orchestrator.supervisor.view import JobView
+from orchestrator.supervisor.view import JobGlance, JobView
 
 
-class UnitStatus(BaseModel):
+class UnitStatus(WireModel):
     name: str
     node: str
     state: UnitState
@@ -23,41 +27,50 @@ class UnitStatus(BaseModel):
     log: str
 
 
-class EngineStatus(BaseModel):
+class EngineStatus(WireModel):
     name: str
     role: str
     url: str
     state: UnitState
 
 
-class RouterStatus(BaseModel):
+class RouterStatus(WireModel):
     url: str
 
 
-class PoolStatus(BaseModel):
+class PoolUseStatus(WireModel):
+    """Of the whole pool, other jobs' part of it included."""
+
+    mounted_bytes: int
+    """DRAM that storage clients lend now."""
+    used_bytes: int
+    keys: int
+
+
+class PoolStatus(WireModel):
     master_address: str
     metrics_url: str | None
     capacity_bytes: int
+    """What the job's storage clients are to lend."""
     cache_prefix: str
+    use: PoolUseStatus | None
+    use_unknown: str
+    """Why `use` is null; empty where it is not."""
 
 
-class WeightsServed(BaseModel):
+class WeightsServed(WireModel):
     version: str
     epoch: int
 
 
-class Note(BaseModel):
-    field: str
-    problem: str
-    mend: str
-
-
-class JobStatus(BaseModel):
+class JobStatus(WireModel, json_schema_extra={"examples": [JOB]}):
     name: str
     phase: Phase
     reason: str
     age_s: float
     directory: str
+    spec_hash: str
+    """Equal for job files that ask for the same."""
     model: str
     """What a request may say in "model"."""
     units: list[UnitStatus]
@@ -68,21 +81,42 @@ class JobStatus(BaseModel):
     pool: PoolStatus | None
     prometheus_url: str | None
     warnings: list[Note]
+    events: list[EventStatus]
+    """The newest few, in their order."""
 
 
-class JobList(BaseModel):
-    jobs: list[JobStatus]
+class JobSummary(WireModel):
+    name: str
+    phase: Phase
+    reason: str
+    age_s: float
+    directory: str
+    processes: int
+    """That were started."""
+    alive: int
+    """Of these. Whether they answer, `GET /jobs/{name}` asks them."""
 
 
-class ErrorBody(BaseModel):
-    message: str
-    complaints: list[Note] = []
+class Verdict(WireModel, json_schema_extra={"examples": [VERDICT]}):
+    """On a job file that was not started."""
+
+    is_usable: bool
+    """Whether it could be started now."""
+    errors: list[Note]
+    warnings: list[Note]
 
 
-class ErrorReply(BaseModel):
-    """Body of every answer that is not a success."""
+class JobList(WireModel, json_schema_extra={"examples": [JOBS]}):
+    jobs: list[JobSummary]
 
-    error: ErrorBody
+
+def verdict(findings: Sequence[Finding]) -> Verdict:
+    errors = _notes(findings, "error")
+    return Verdict(is_usable=not errors, errors=errors, warnings=_notes(findings, "warning"))
+
+
+def _notes(findings: Sequence[Finding], severity: Severity) -> list[Note]:
+    return [Note(field=one.field, problem=one.problem, mend=one.mend) for one in findings if one.severity == severity]
 
 
 def job_status(view: JobView) -> JobStatus:
@@ -95,6 +129,8 @@ def job_status(view: JobView) -> JobStatus:
             metrics_url=plan.pool.metrics_url,
             capacity_bytes=plan.pool.capacity_bytes,
             cache_prefix=plan.pool.cache_prefix,
+            use=PoolUseStatus(**vars(view.pool_use)) if isinstance(view.pool_use, PoolUse) else None,
+            use_unknown=view.pool_use if isinstance(view.pool_use, str) else "",
         )
     return JobStatus(
         name=view.job.name,
@@ -102,6 +138,7 @@ def job_status(view: JobView) -> JobStatus:
         reason=view.reason,
         age_s=round(time.time() - view.job.created_at, 1),
         directory=str(view.job.directory),
+        spec_hash=spec_hash(plan.spec),
         model=plan.model_name,
         units=[
             UnitStatus(
@@ -123,9 +160,18 @@ def job_status(view: JobView) -> JobStatus:
         weights=None if view.serves is None else WeightsServed(version=view.serves.version, epoch=view.serves.epoch),
         pool=pool,
         prometheus_url=plan.prometheus_url,
-        warnings=[Note(field=note.field, problem=note.problem, mend=note.mend) for note in plan.findings],
+        warnings=_notes(plan.findings, "warning"),
+        events=[event_status(each) for each in view.events],
     )
 
 
-def notes(complaints: tuple[Complaint, ...]) -> list[Note]:
-    return [Note(field=one.field, problem=one.problem, mend=one.mend) for one in complaints]
+def job_summary(glance: JobGlance) -> JobSummary:
+    return JobSummary(
+        name=glance.job.name,
+        phase=glance.phase,
+        reason=glance.reason,
+        age_s=round(time.time() - glance.job.created_at, 1),
+        directory=str(glance.job.directory),
+        processes=len(glance.job.records),
+        alive=len(glance.alive),
+    )

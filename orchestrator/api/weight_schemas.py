@@ -5,19 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import ConfigDict
 
 from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.api.examples import PUSH, UPDATE, UPDATES, WEIGHTS
+from orchestrator.api.wire import OpenTable, WireModel
 from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.store.updates import StoredRemark
 from orchestrator.weights.journal import PushOutcome, PushRecord
 from orchestrator.weights.words import Going, Phase, Position
 
 
-class PushBody(BaseModel):
+class PushBody(WireModel, json_schema_extra={"examples": [PUSH]}):
     model_config = ConfigDict(extra="forbid")
 
-    source: dict[str, Any]
+    source: OpenTable
     """Where the version is to be had: what a publisher gives, or {"transport": "path", "path": FOLDER}."""
     version: str | None = None
     """Left out: the source names it."""
@@ -27,7 +29,7 @@ class PushBody(BaseModel):
     """All three: as the job file has them when left out."""
 
 
-class UpdateStatus(BaseModel):
+class UpdateStatus(WireModel, json_schema_extra={"examples": [UPDATE]}):
     number: int
     version: str
     source: dict[str, Any]
@@ -43,27 +45,27 @@ class UpdateStatus(BaseModel):
     """Somebody has asked that it ends."""
 
 
-class Remark(BaseModel):
+class Remark(WireModel):
     """From which source an engine joined, why one was given up, what does not succeed."""
 
     at: float
     text: str
 
 
-class UpdateList(BaseModel):
+class UpdateList(WireModel, json_schema_extra={"examples": [UPDATES]}):
     updates: list[UpdateStatus]
     remarks: list[Remark]
     """The newest last, in both."""
 
 
-class ServedWeights(BaseModel):
+class ServedWeights(WireModel):
     version: str
     epoch: int
     source: dict[str, Any]
     """From which engines that are restarted load it."""
 
 
-class CourseStatus(BaseModel):
+class CourseStatus(WireModel):
     """What the coordinator is at."""
 
     update: int
@@ -75,7 +77,7 @@ class CourseStatus(BaseModel):
     why: str
 
 
-class WeightsStatus(BaseModel):
+class WeightsStatus(WireModel, json_schema_extra={"examples": [WEIGHTS]}):
     served: ServedWeights | None
     """None where the job has never come up."""
     course: CourseStatus | None

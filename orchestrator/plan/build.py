@@ -98,6 +98,7 @@ def _lay_out(given: CheckInput, effective: EffectiveRoles, findings: tuple[Findi
     )
     return JobPlan(
         job=spec.name,
+        spec=spec,
         model_name=spec.model.served_names[0] if spec.model.served_names else facts.model.location,
         vllm_version=abilities.vllm_version,
         units=units,

@@ -18,6 +18,7 @@ from monitoring.stack import grafana_provisioning, prometheus_argv
 from orchestrator.plan.addresses import token_file, url_host
 from orchestrator.plan.engine_units import handoff_lease_s
 from orchestrator.plan.facts import ClusterFacts
+from orchestrator.plan.kinds import MASTER, PROMETHEUS, ROUTER
 from orchestrator.plan.pool_units import STAGE_FRONT
 from orchestrator.plan.port_map import PORTS_SETTING, PortMap
 from orchestrator.plan.types import EnginePlan, PoolPlan, RouterPlan
@@ -93,7 +94,7 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         token_file=token,
     )
     unit = LaunchUnit(
-        name="router",
+        name=ROUTER,
         node=head.name,
         # -P: a folder named router where it is started must not be run instead.
         argv=(facts.headrace_python, "-P", "-m", "router.main", "--config", str(config)),
@@ -162,7 +163,7 @@ def plan_monitoring(
     if facts.tools.prometheus is None:
         return MonitoringUnits(url=None, units=(), files=tuple(files))
     unit = LaunchUnit(
-        name="prometheus",
+        name=PROMETHEUS,
         node=head.name,
         argv=prometheus_argv(
             facts.tools.prometheus, str(config), str(folder / "data"), host, port, spec.monitoring.retention
@@ -191,13 +192,13 @@ def _targets(engines: Sequence[EnginePlan], pool: PoolPlan | None, router: Route
     ]
     if pool is not None and pool.metrics_url is not None:
         master = urlsplit(pool.metrics_url)
-        name = "mooncake-master"
+        name = MASTER
         targets.append(
             Target(name=name, role="master", replica=name, node=head, address=master.netloc, metrics_path=master.path)
         )
     address = urlsplit(router.url).netloc
     targets.append(
-        Target(name="router", role="router", replica="router", node=head, address=address, metrics_path="/metrics")
+        Target(name=ROUTER, role="router", replica=ROUTER, node=head, address=address, metrics_path="/metrics")
     )
     return targets
 

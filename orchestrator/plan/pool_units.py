@@ -13,6 +13,7 @@ from connectors.types import EngineAbilities
 from deploy.unit import LaunchUnit, ListenPort, ListenProbe, MetricProbe, PortRange
 from orchestrator.plan.addresses import url_host
 from orchestrator.plan.facts import ClusterFacts, NodeFacts
+from orchestrator.plan.kinds import MASTER
 from orchestrator.plan.placement import Placed
 from orchestrator.plan.port_map import PORTS_SETTING, PortMap
 from orchestrator.plan.resolve import RoleConfig
@@ -80,9 +81,12 @@ def plan_pool(
         metrics_url = f"http://{url_host(head.address)}:{settings.metrics_port}/metrics"
         units.append(_master_unit(spec, head, settings, facts))
     mounted = 0
+    clients = []
     for lender in lenders:
         mounted += lender.num_bytes
-        units.append(_client_unit(spec, lender, master_address, metrics_url, mounted, facts, abilities, ports))
+        unit = _client_unit(spec, lender, master_address, metrics_url, mounted, facts, abilities, ports)
+        units.append(unit)
+        clients.append(_client_plan(lender, unit))
     plan = PoolPlan(
         master_address=master_address,
         metrics_url=metrics_url,
@@ -91,10 +95,7 @@ def plan_pool(
         epoch_keys=spec.weights is not None and all(role.transfer_override is None for role in pooled),
         python=abilities.python,
         capacity_bytes=mounted,
-        clients=tuple(
-            StorageClientPlan(name=lender.name, node=lender.node.name, segment_bytes=lender.num_bytes)
-            for lender in lenders
-        ),
+        clients=tuple(clients),
     )
     return PoolUnits(plan=plan, units=tuple(units), lenders=tuple(lenders))
 
@@ -162,7 +163,7 @@ def _master_unit(
     spec: JobSpec, head: NodeFacts, settings: store_argv.MasterSettings, facts: ClusterFacts
 ) -> LaunchUnit:
     return LaunchUnit(
-        name="mooncake-master",
+        name=MASTER,
         node=head.name,
         argv=store_argv.master_argv(settings),
         unset_env=UNSET_FOR_STORE,
@@ -175,6 +176,17 @@ def _master_unit(
         start_stage=STAGE_MASTER,
         ready_timeout_s=MASTER_READY_S,
         stop_grace_s=spec.launch.stop_grace,
+    )
+
+
+def _client_plan(lender: Lender, unit: LaunchUnit) -> StorageClientPlan:
+    names, _ = unit.port_ranges
+    return StorageClientPlan(
+        name=lender.name,
+        node=lender.node.name,
+        segment_bytes=lender.num_bytes,
+        address=lender.node.address,
+        name_ports=(names.first, names.first + names.count),
     )
 
 

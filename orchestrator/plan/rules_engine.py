@@ -12,6 +12,7 @@ from orchestrator.plan.resolve import RoleConfig, engine_field, env_field
 from orchestrator.plan.rules_base import CheckInput, error, offload_field, warning
 from orchestrator.plan.types import Finding
 from orchestrator.spec.offload import MooncakeOffload
+from orchestrator.spec.secrets import is_secret, without_secrets
 
 
 def engine_installed(given: CheckInput) -> Iterator[Finding]:
@@ -76,12 +77,21 @@ def owned_arguments(given: CheckInput) -> Iterator[Finding]:
                 yield error(field, f"is a beginning of {whole}, which vLLM takes for it", "write the whole name")
 
 
+def no_secret_arguments(given: CheckInput) -> Iterator[Finding]:
+    """A command line can be read by every user of the machine."""
+    for role in given.roles:
+        for name, value in role.engine.items():
+            if isinstance(value, str) and is_secret(name) and name not in OWNED_ARGUMENTS:
+                mend = f"set {name.upper()} in env, or drop it"
+                yield error(engine_field(given.spec, role.role, name), "would stand on the engine's command line", mend)
+
+
 def owned_environment(given: CheckInput) -> Iterator[Finding]:
     """[A23, A29] The same for the environment."""
     for role in given.roles:
         for name in role.env:
             if name in OWNED_ENVIRONMENT:
-                problem = f"is {role.env[name]!r}, and the plan decides it"
+                problem = f"is {without_secrets(role.env[name], name)!r}, and the plan decides it"
                 yield error(env_field(given.spec, role.role, name), problem, f"drop it: {OWNED_ENVIRONMENT[name]}")
 
 
@@ -173,6 +183,7 @@ RULES = (
     model_exists,
     roles_make_a_fleet,
     owned_arguments,
+    no_secret_arguments,
     owned_environment,
     engine_can,
     token_route_open,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import PlainSerializer, TypeAdapter
 
 from connectors.types import Choice, Role
 from deploy.unit import LaunchUnit, PlannedFile
 from orchestrator.plan.audit import AuditPlan
 from orchestrator.plan.weights import WeightsPlan
+from orchestrator.spec.difference import asked_for
+from orchestrator.spec.job import JobSpec
 
 Severity = Literal["error", "warning"]
 
@@ -49,6 +51,9 @@ class StorageClientPlan:
     name: str
     node: str
     segment_bytes: int
+    address: str
+    name_ports: tuple[int, int]
+    """(first, end) of the ports of which one names its memory at the master, `end` excluded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +84,8 @@ class RouterPlan:
 @dataclass(frozen=True, kw_only=True)
 class JobPlan:
     job: str
+    spec: Annotated[JobSpec, PlainSerializer(asked_for, return_type=dict[str, Any])]
+    """What it was made from; written down without the defaults."""
     model_name: str
     """What a request may say in "model"."""
     vllm_version: str

@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from orchestrator.errors import Complaint
+from orchestrator.spec.secrets import without_secrets
 
 _SHOWN_CHARS = 120
 
@@ -25,7 +26,7 @@ def describe(detail: ErrorDetails, root: type[BaseModel]) -> Complaint:
         return Complaint(field=field, problem="is no known key", mend=nearest(location[-1], known))
     if detail["type"] == "missing":
         return Complaint(field=field, problem="is missing", mend="add it")
-    shown = json.dumps(detail["input"], default=str)[:_SHOWN_CHARS]
+    shown = json.dumps(without_secrets(detail["input"], location[-1] if location else ""), default=str)[:_SHOWN_CHARS]
     if detail["type"] == "string_pattern_mismatch":
         info = _fields_at(root, location[:-1]).get(location[-1]) if location else None
         return Complaint(field=field, problem=f"does not fit (was {shown})", mend=_first_words(info))

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,15 @@ from orchestrator.spec.values import unusable_values
 NAMES_WITH_DOTS = ("env", "master_flags")
 """Tables whose keys are other programs' names, which may hold dots."""
 
+MOST_COMPLAINTS = 100
+"""At a time: a body may hold tens of thousands of mistakes."""
+
 
 def load_job_file(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """Read a job file (.toml or .json) and apply "field=value" overrides, values in TOML's spelling.
 
     Raises:
-        SpecError: with all complaints, not only the first.
+        SpecError: with all complaints, not only the first; of very many with the first ones.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -70,14 +75,21 @@ def job_from_data(data: Mapping[str, Any], *, source: str) -> JobSpec:
     """
     try:
         table = _undot(data, source)
-        unusable = list(unusable_values(table))
+        unusable = list(islice(unusable_values(table), MOST_COMPLAINTS))
         if unusable:
             raise SpecError(source, unusable)
         return JobSpec.model_validate(table)
     except RecursionError as error:
         raise _too_deep(source) from error
     except ValidationError as error:
-        raise SpecError(source, [describe(detail, JobSpec) for detail in error.errors()]) from error
+        raise SpecError(source, _complaints(error)) from error
+
+
+def _complaints(error: ValidationError) -> list[Complaint]:
+    complaints = [describe(detail, JobSpec) for detail in error.errors(include_url=False)[:MOST_COMPLAINTS]]
+    if (left := error.error_count() - len(complaints)) > 0:
+        complaints.append(Complaint(field="job", problem=f"has {left} more mistakes", mend="mend these first"))
+    return complaints
 
 
 def _refusal(source: str, field: str, problem: str, mend: str) -> SpecError:
@@ -100,8 +112,8 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Plain JSON readers keep the last of two equal keys, silently."""
     table = dict(pairs)
     if len(table) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {next(name for name in names if names.count(name) > 1)!r} is given twice")
+        twice = Counter(name for name, _ in pairs).most_common(1)[0][0]
+        raise ValueError(f"key {twice!r} is given twice")
     return table
 
 

@@ -1,135 +1,98 @@
-"""The SQLite file that holds what must survive: jobs, the processes started for them, and updates of their weights.
+"""The SQLite file that holds what must survive: jobs, the processes started for them, updates of their weights, events.
 
 One file under HEADRACE_HOME, shared by the CLI and the control API; every change is one transaction, so that two of
-them at once see either all of it or nothing.
+them at once see either all of it or nothing. `tables.py` says what is in it. What is asked of it is written in SQL here
+and beside: SQLAlchemy, which declares and migrates the tables, takes longer to import than most commands run.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from orchestrator.errors import HeadraceError
+from orchestrator.store.home import StateUnusable, refuse_network_file_system
 
-SCHEMA = (
-    """
-    CREATE TABLE IF NOT EXISTS jobs (
-        name TEXT PRIMARY KEY,
-        run_id TEXT NOT NULL,
-        directory TEXT NOT NULL,
-        socket_dir TEXT NOT NULL,
-        plan TEXT NOT NULL,
-        phase TEXT NOT NULL,
-        reason TEXT NOT NULL,
-        created_at REAL NOT NULL,
-        phase_at REAL NOT NULL
-    )
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS units (
-        job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
-        run_id TEXT NOT NULL,
-        name TEXT NOT NULL,
-        node TEXT NOT NULL,
-        pid INTEGER NOT NULL,
-        start_ticks INTEGER NOT NULL,
-        boot_id TEXT NOT NULL,
-        log TEXT NOT NULL,
-        started_at REAL NOT NULL,
-        ready_at REAL,
-        PRIMARY KEY (job, name)
-    )
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS weight_positions (
-        job TEXT PRIMARY KEY REFERENCES jobs(name) ON DELETE CASCADE,
-        run_id TEXT NOT NULL,
-        generation INTEGER NOT NULL,
-        position TEXT NOT NULL
-    )
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS weight_updates (
-        job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
-        number INTEGER NOT NULL,
-        request TEXT NOT NULL,
-        asked_at REAL NOT NULL,
-        outcome TEXT NOT NULL,
-        why TEXT NOT NULL,
-        ended_at REAL,
-        is_cancelled INTEGER NOT NULL,
-        PRIMARY KEY (job, number)
-    )
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS weight_remarks (
-        job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE,
-        at REAL NOT NULL,
-        text TEXT NOT NULL
-    )
-    """,
-)
+SCHEMA = "0003"
+"""The newest revision in `migrations/versions`."""
 BUSY_TIMEOUT_S = 10.0
 
 
-class StateUnusable(HeadraceError):
-    """The state folder, or a file in it, cannot be read or written: the user mends it or names another folder."""
-
-    def __init__(self, path: Path, cause: object) -> None:
-        mend = "make the folder readable and writable, or set HEADRACE_HOME to another one"
-        super().__init__(f"the state in {path} cannot be used: {cause}; {mend}")
-
-
-def home_folder() -> Path:
-    """HEADRACE_HOME, else the XDG state folder."""
-    named = os.environ.get("HEADRACE_HOME")
-    if named:
-        return Path(named).expanduser().absolute()
-    state = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "headrace"
-
-
 class Database:
-    """Opens a connection per transaction: callers may live in any thread or process.
+    """Lends a connection to each transaction: callers may live in any thread or process.
 
     Raises:
         StateUnusable: the folder or the file cannot be used; so do all transactions.
     """
 
+    synchronous = "FULL"
+    """What is recorded before an act has to be on the disk before it, a power cut included."""
+
     def __init__(self, home: Path) -> None:
         self.home = home
         self._path = home / "headrace.db"
+        self._idle: list[sqlite3.Connection] = []
+        """Kept open: the last one that closes ends the write-ahead log, and that takes three writes to the disk."""
+        weakref.finalize(self, _close_all, self._idle)
         try:
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            refuse_network_file_system(home)
             # Plans hold the environment of engines, which may hold secrets.
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         except OSError as error:
             raise StateUnusable(home, error.strerror or error) from error
-        with self.transaction() as connection:
-            for statement in SCHEMA:
-                connection.execute(statement)
+        with self._lent() as connection:
+            connection.execute("PRAGMA journal_mode = WAL")
+            schema = _schema(connection)
+        if schema != SCHEMA:
+            self._migrate()
 
     def connect(self) -> sqlite3.Connection:
         """A connection outside any transaction, for its caller to close."""
-        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None)
+        # Never by two threads at once, but by another thread each time.
+        connection = sqlite3.connect(self._path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
         connection.row_factory = sqlite3.Row
         connection.execute("PRAGMA foreign_keys = ON")
-        # What is recorded before an act has to be on the disk before it, a power cut included.
-        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA synchronous = {self.synchronous}")
         return connection
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """One transaction; committed at the end, rolled back on an exception."""
-        connection: sqlite3.Connection | None = None
-        try:
-            connection = self.connect()
+        """A transaction that writes; committed at the end, rolled back on an exception. One at a time, of all."""
+        with self._lent() as connection:
             connection.execute("BEGIN IMMEDIATE")
             yield connection
             connection.execute("COMMIT")
+
+    @contextmanager
+    def noting(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that writes what nothing depends on: it does not wait for the disk."""
+        with self._lent() as connection:
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+            connection.execute(f"PRAGMA synchronous = {self.synchronous}")
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that sees the file as it was at its first question, and keeps nobody from writing."""
+        with self._lent() as connection:
+            connection.execute("BEGIN")
+            yield connection
+            connection.execute("COMMIT")
+
+    @contextmanager
+    def _lent(self) -> Iterator[sqlite3.Connection]:
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = self._idle.pop() if self._idle else self.connect()
+            yield connection
+            self._idle.append(connection)
+            connection = None
         except sqlite3.DatabaseError as error:
             # Its other kinds speak of a statement that is wrong, which is our mistake.
             if type(error) in (sqlite3.OperationalError, sqlite3.DatabaseError):
@@ -139,3 +102,22 @@ class Database:
             # A connection that is closed before its COMMIT rolls back.
             if connection is not None:
                 connection.close()
+
+    def _migrate(self) -> None:
+        # Needed once in the life of a version, and slow to import.
+        from orchestrator.store.migrations import migrate
+
+        migrate(self._path, BUSY_TIMEOUT_S)
+
+
+def _schema(connection: sqlite3.Connection) -> str:
+    """Empty for a file that no migration has seen."""
+    if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone() is None:
+        return ""
+    row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
+    return "" if row is None else str(row["version_num"])
+
+
+def _close_all(connections: list[sqlite3.Connection]) -> None:
+    while connections:
+        connections.pop().close()

@@ -1,4 +1,5 @@
-"""One driver per job, and one coordinator: whoever brings it up or ends it, and whoever updates its weights.
+"""One control plane per state folder. One driver per job, and one coordinator: whoever brings it up or ends it, and
+whoever updates its weights.
 
 The kernel releases a lock when its process dies.
 """
@@ -11,13 +12,18 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from orchestrator.store.database import StateUnusable
+from orchestrator.errors import HeadraceError
+from orchestrator.store.home import StateUnusable
 
 RETRY_EVERY_S = 0.1
 
 
-class JobLock:
-    """An advisory lock on a file in the job's folder."""
+class StateInUse(HeadraceError):
+    """Another control plane has the state folder."""
+
+
+class FolderLock:
+    """An advisory lock on a file in a folder: a job's, or the state folder."""
 
     file_name: ClassVar[str]
 
@@ -78,13 +84,31 @@ class JobLock:
         return True
 
 
-class DriverLock(JobLock):
+class DriverLock(FolderLock):
     """Of whoever brings the job up, ends it, or starts a process of it again."""
 
     file_name = "driver.lock"
 
 
-class CoordinatorLock(JobLock):
+class CoordinatorLock(FolderLock):
     """Of whoever supervises the running job: restarts its engines, and brings them to their weights and epoch."""
 
     file_name = "coordinator.lock"
+
+
+class ControlPlaneLock(FolderLock):
+    """Of the one `headrace serve` of a state folder."""
+
+    file_name = "control-plane.lock"
+
+    def take(self) -> None:
+        """For as long as the process lives.
+
+        Raises:
+            StateInUse: another process has it.
+        """
+        if not self.acquire():
+            pid = self._path.read_text(encoding="ascii").strip() or "unknown"
+            mend = "stop that one, or set HEADRACE_HOME to another folder"
+            raise StateInUse(f"another control plane (pid {pid}) runs on {self._path.parent}; {mend}")
+        self._path.write_text(f"{os.getpid()}\n", encoding="ascii")

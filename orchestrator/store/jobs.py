@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import sqlite3
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 from deploy.unit import RunContext, UnitRecord
-from orchestrator.errors import HeadraceError, JobExists, JobUnknown
+from orchestrator.errors import HeadraceError, JobExists, JobUnknown, ProcessUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
 from orchestrator.store.database import Database
+from orchestrator.store.events import Event, EventKind, EventStore, note
 
 Phase = Literal["starting", "ready", "degraded", "failed", "stopping", "stopped", "abandoned"]
 """degraded: serves, with something a user should know. abandoned is seen, never recorded: whoever brought the job up,
@@ -26,6 +28,8 @@ or ended it, is gone half way (`supervisor/view.py`)."""
 SERVING: tuple[Phase, ...] = ("ready", "degraded")
 ENDED: tuple[Phase, ...] = ("failed", "stopped")
 """Phases in which nothing of the job runs and its name is free. A run that has ended stays as it ended."""
+REASON_LINES_TOLD = 2
+"""What happened, and its cause."""
 
 
 class PortsReserved(HeadraceError):
@@ -45,27 +49,19 @@ class StoredUnit:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StoredJob:
+class JobHead:
+    """What is recorded of a job but its plan, which is most of it."""
+
     name: str
     run_id: str
     directory: Path
     socket_dir: Path
-    plan_text: str
     phase: Phase
     reason: str
     """Why it is in this phase, where that needs saying."""
     created_at: float
     phase_at: float
     units: tuple[StoredUnit, ...]
-
-    @cached_property
-    def plan(self) -> JobPlan:
-        """Raises `RecordUnreadable`. Read when it is asked for: what another version recorded can still be ended."""
-        return _plan(self.name, self.plan_text)
-
-    def check_plan(self) -> None:
-        """Raises `RecordUnreadable`."""
-        _ = self.plan
 
     @property
     def run(self) -> RunContext:
@@ -78,11 +74,40 @@ class StoredJob:
         return tuple(unit.record for unit in self.units)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredJob(JobHead):
+    plan_text: str
+
+    @cached_property
+    def plan(self) -> JobPlan:
+        """Raises `RecordUnreadable`. Read when it is asked for: what another version recorded can still be ended."""
+        return _plan(self.name, self.plan_text)
+
+    def check_plan(self) -> None:
+        """Raises `RecordUnreadable`."""
+        _ = self.plan
+
+    @property
+    def unit_names(self) -> list[str]:
+        return [unit.name for unit in self.plan.units]
+
+    def log_of(self, unit: str) -> Path:
+        """Where a process of the job writes its log, which is there once it was started.
+
+        Raises:
+            ProcessUnknown: the text lists those that the job has.
+        """
+        if unit not in self.unit_names:
+            raise ProcessUnknown(f"job {self.name!r} has no process {unit!r}; it has: {', '.join(self.unit_names)}")
+        return self.run.log_dir / f"{unit}.log"
+
+
 class JobStore:
     """Every method is one transaction."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.events = EventStore(database)
 
     def folder(self, name: str) -> Path:
         """Where a job's files and logs lie."""
@@ -105,6 +130,7 @@ class JobStore:
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'starting', '', ?, ?)",
                 (plan.job, run_id, str(directory), str(socket_dir), plan_to_json(plan), now, now),
             )
+            note(connection, plan.job, _phase_event(run_id, "starting", ""), now)
 
     def refuse_recorded(self, name: str) -> None:
         """What `create` will say of the name, before anything is planned.
@@ -112,8 +138,14 @@ class JobStore:
         Raises:
             JobExists: a job of this name is recorded and not ended.
         """
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             _refuse_recorded(connection, name)
+
+    def delete(self, name: str, run_id: str) -> None:
+        """Forget a run that has ended, with all that was recorded of it, and the job's events."""
+        with self._database.transaction() as connection:
+            if connection.execute("DELETE FROM jobs WHERE name = ? AND run_id = ?", (name, run_id)).rowcount:
+                connection.execute("DELETE FROM events WHERE job = ?", (name,))
 
     def get(self, name: str) -> StoredJob:
         """The job of this name.
@@ -129,16 +161,28 @@ class JobStore:
 
     def find(self, name: str) -> StoredJob | None:
         """The job of this name, or None where none is recorded."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute("SELECT * FROM jobs WHERE name = ?", (name,)).fetchone()
             return None if row is None else _job(connection, row)
 
+    def heads(self) -> list[JobHead]:
+        """Of all jobs, by name."""
+        with self._database.reading() as connection:
+            units = defaultdict(list)
+            for row in connection.execute("SELECT * FROM units ORDER BY job, started_at, name"):
+                units[row["job"], row["run_id"]].append(_unit(row))
+            columns = "name, run_id, directory, socket_dir, phase, reason, created_at, phase_at"
+            return [
+                JobHead(**_head(row), units=tuple(units[row["name"], row["run_id"]]))
+                for row in connection.execute(f"SELECT {columns} FROM jobs ORDER BY name")
+            ]
+
     def names(self) -> list[str]:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return [row["name"] for row in connection.execute("SELECT name FROM jobs ORDER BY name")]
 
     def serving_names(self) -> list[str]:
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             query = f"SELECT name FROM jobs WHERE phase IN ({_marks(SERVING)}) ORDER BY name"
             return [row["name"] for row in connection.execute(query, SERVING)]
 
@@ -146,12 +190,15 @@ class JobStore:
         """Move a run to a phase; False where the run is no longer the job's, or already further on its way out."""
         blocked = ENDED if phase in ("stopping", *ENDED) else ("stopping", *ENDED)
         with self._database.transaction() as connection:
-            done = connection.execute(
-                f"UPDATE jobs SET phase = ?, reason = ?, phase_at = ? "
-                f"WHERE name = ? AND run_id = ? AND phase NOT IN ({_marks(blocked)})",
-                (phase, reason, now, name, run_id, *blocked),
-            )
-            return done.rowcount == 1
+            query = f"SELECT phase, reason FROM jobs WHERE name = ? AND run_id = ? AND phase NOT IN ({_marks(blocked)})"
+            before = connection.execute(query, (name, run_id, *blocked)).fetchone()
+            if before is None:
+                return False
+            change = "UPDATE jobs SET phase = ?, reason = ?, phase_at = ? WHERE name = ?"
+            connection.execute(change, (phase, reason, now, name))
+            if tuple(before) != (phase, reason):
+                note(connection, name, _phase_event(run_id, phase, reason), now)
+            return True
 
     def is_starting(self, name: str, run_id: str) -> bool:
         """Whether this run is still wanted up: nobody stopped it and no other run took its place."""
@@ -163,11 +210,14 @@ class JobStore:
 
     def _is_in(self, name: str, run_id: str, phases: tuple[Phase, ...]) -> bool:
         query = f"SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase IN ({_marks(phases)})"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return connection.execute(query, (name, run_id, *phases)).fetchone() is not None
 
     def add_unit(self, job: str, run_id: str, record: UnitRecord, now: float) -> None:
+        """Record a process that has just been started, in the place of its life before, if it had one."""
         with self._database.transaction() as connection:
+            query = "SELECT 1 FROM units WHERE job = ? AND run_id = ? AND name = ?"
+            had_life = connection.execute(query, (job, run_id, record.name)).fetchone() is not None
             connection.execute(
                 "INSERT OR REPLACE INTO units VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)",
                 (
@@ -182,17 +232,32 @@ class JobStore:
                     now,
                 ),
             )
+            kind: EventKind = "process_restarted" if had_life else "process_started"
+            text = f"{record.name} was started{' again' if had_life else ''} as pid {record.pid}"
+            event = Event(kind=kind, process=record.name, text=text, data={"pid": record.pid, "node": record.node})
+            note(connection, job, event, now)
 
     def set_ready(self, job: str, run_id: str, unit: str, now: float) -> None:
         with self._database.transaction() as connection:
-            connection.execute(
-                "UPDATE units SET ready_at = ? WHERE job = ? AND run_id = ? AND name = ?", (now, job, run_id, unit)
-            )
+            done = connection.execute(
+                "UPDATE units SET ready_at = ?1 WHERE job = ?2 AND run_id = ?3 AND name = ?4 RETURNING ?1 - started_at",
+                (now, job, run_id, unit),
+            ).fetchone()
+            if done is not None:
+                event = Event(kind="process_ready", process=unit, text=f"{unit} is ready", data={"after_s": done[0]})
+                note(connection, job, event, now)
 
     def reserved_ports(self, except_job: str) -> frozenset[int]:
         """Ports that the other jobs which have not ended have planned."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return _reserved_ports(connection, except_job)
+
+
+def ended_event(record: UnitRecord, exit_code: int | None) -> Event:
+    """Of a process that is seen to have ended. Its exit code is known to its parent alone."""
+    how = "" if exit_code is None else f" with exit code {exit_code}"
+    text = f"{record.name} (pid {record.pid}) ended{how}"
+    return Event(kind="process_ended", process=record.name, text=text, data={"pid": record.pid, "exit_code": exit_code})
 
 
 def planned_ports(plan: JobPlan) -> frozenset[int]:
@@ -214,6 +279,13 @@ def _reserved_ports(connection: sqlite3.Connection, except_job: str) -> frozense
     return frozenset[int]().union(*map(planned_ports, plans))
 
 
+def _phase_event(run_id: str, phase: Phase, reason: str) -> Event:
+    # A failed start's reason goes on with the last lines of a log, whatever stands there.
+    short = "; ".join(line.strip() for line in reason.splitlines()[:REASON_LINES_TOLD])
+    text = f"{phase}: {short}" if short else phase
+    return Event(kind="job_phase", text=text, data={"phase": phase, "run_id": run_id})
+
+
 def _marks(values: tuple[Phase, ...]) -> str:
     return ", ".join("?" * len(values))
 
@@ -230,18 +302,21 @@ def _job(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredJob:
     units = connection.execute(
         "SELECT * FROM units WHERE job = ? AND run_id = ? ORDER BY started_at, name", (row["name"], row["run_id"])
     ).fetchall()
-    return StoredJob(
-        name=row["name"],
-        run_id=row["run_id"],
-        directory=Path(row["directory"]),
-        socket_dir=Path(row["socket_dir"]),
-        plan_text=row["plan"],
-        phase=row["phase"],
-        reason=row["reason"],
-        created_at=row["created_at"],
-        phase_at=row["phase_at"],
-        units=tuple(_unit(unit) for unit in units),
-    )
+    return StoredJob(**_head(row), plan_text=row["plan"], units=tuple(_unit(unit) for unit in units))
+
+
+def _head(row: sqlite3.Row) -> dict[str, Any]:
+    """All of it but the units."""
+    return {
+        "name": row["name"],
+        "run_id": row["run_id"],
+        "directory": Path(row["directory"]),
+        "socket_dir": Path(row["socket_dir"]),
+        "phase": row["phase"],
+        "reason": row["reason"],
+        "created_at": row["created_at"],
+        "phase_at": row["phase_at"],
+    }
 
 
 def _unit(row: sqlite3.Row) -> StoredUnit:

@@ -7,10 +7,13 @@ higher generation, and a record of an older one is refused: so none sends a comm
 from __future__ import annotations
 
 import sqlite3
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import HeadraceError, UpdateRefused
 from orchestrator.store.database import Database
+from orchestrator.store.events import Event, EventStore, note
 
 REMARKS_KEPT = 200
 """Per job."""
@@ -60,6 +63,7 @@ class UpdateStore:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.events = EventStore(database)
 
     def take_over(self, job: str, run_id: str) -> int:
         """The generation of a coordinator that begins now.
@@ -80,13 +84,21 @@ class UpdateStore:
 
     def position(self, job: str) -> str:
         """The newest record; empty before the first."""
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute("SELECT position FROM weight_positions WHERE job = ?", (job,)).fetchone()
             return "" if row is None else str(row["position"])
 
-    def record(self, job: str, run_id: str, generation: int, position: str, ended: EndedUpdate | None) -> None:
+    def record(
+        self,
+        job: str,
+        run_id: str,
+        generation: int,
+        position: str,
+        ended: EndedUpdate | None,
+        events: Sequence[Event] = (),
+    ) -> None:
         """Put a record in the place of the one before, with how an update ended; said again, that stays as it was said
-        first. It is on the disk when this returns.
+        first. It is on the disk when this returns, and so are the events that tell of it.
 
         Raises:
             CoordinatorReplaced: a coordinator of a higher generation has begun.
@@ -94,6 +106,8 @@ class UpdateStore:
         with self._database.transaction() as connection:
             _refuse_overtaken(connection, job, run_id, generation)
             connection.execute("UPDATE weight_positions SET position = ? WHERE job = ?", (position, job))
+            for event in events:
+                note(connection, job, event, time.time())
             if ended is not None:
                 _end(connection, job, ended)
 
@@ -112,13 +126,21 @@ class UpdateStore:
             connection.execute(
                 "INSERT INTO weight_updates VALUES (?, ?, ?, ?, '', '', NULL, 0)", (job, number, request, now)
             )
+            text = f"update {number} was asked for"
+            note(connection, job, Event(kind="update_asked", text=text, data={"update": number}), now)
             return number
 
     def cancel(self, job: str, number: int) -> None:
         """Note that an update is no longer wanted. One that has ended stays as it is."""
-        query = "UPDATE weight_updates SET is_cancelled = 1 WHERE job = ? AND number = ? AND outcome = ''"
+        query = (
+            "UPDATE weight_updates SET is_cancelled = 1"
+            " WHERE job = ? AND number = ? AND outcome = '' AND is_cancelled = 0"
+        )
         with self._database.transaction() as connection:
-            connection.execute(query, (job, number))
+            if connection.execute(query, (job, number)).rowcount:
+                text = f"somebody asked that update {number} ends"
+                event = Event(kind="update_cancel_asked", text=text, data={"update": number})
+                note(connection, job, event, time.time())
 
     def end(self, job: str, run_id: str, generation: int, ended: EndedUpdate) -> None:
         """For one that was never begun: no record tells of it.
@@ -133,13 +155,13 @@ class UpdateStore:
     def updates(self, job: str) -> list[StoredUpdate]:
         """Of the job's present run, in their order. There may be tens of thousands."""
         query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return [_update(row) for row in connection.execute(query, (job,))]
 
     def update(self, job: str, number: int) -> StoredUpdate | None:
         """None where the job's present run has none of this number."""
         query = "SELECT * FROM weight_updates WHERE job = ? AND number = ?"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             # As text, which SQLite compares as a number: its own integers end, and what a caller asks for may not.
             row = connection.execute(query, (job, str(number))).fetchone()
             return None if row is None else _update(row)
@@ -147,7 +169,7 @@ class UpdateStore:
     def newest(self, job: str) -> StoredUpdate | None:
         """The only one that can have no end yet. None where the job's present run has had none."""
         query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number DESC LIMIT 1"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(query, (job,)).fetchone()
             return None if row is None else _update(row)
 
@@ -155,6 +177,7 @@ class UpdateStore:
         """Only the newest are kept: a step that must succeed is remarked upon until it does."""
         with self._database.transaction() as connection:
             connection.execute("INSERT INTO weight_remarks VALUES (?, ?, ?)", (job, remark.at, remark.text))
+            note(connection, job, Event(kind="remark", text=remark.text), remark.at)
             connection.execute(
                 "DELETE FROM weight_remarks WHERE job = ?1 AND rowid NOT IN"
                 " (SELECT rowid FROM weight_remarks WHERE job = ?1 ORDER BY rowid DESC LIMIT ?2)",
@@ -164,7 +187,7 @@ class UpdateStore:
     def remarks(self, job: str) -> list[StoredRemark]:
         """Of the job's present run, in their order."""
         query = "SELECT text, at FROM weight_remarks WHERE job = ? ORDER BY rowid"
-        with self._database.transaction() as connection:
+        with self._database.reading() as connection:
             return [StoredRemark(text=row["text"], at=row["at"]) for row in connection.execute(query, (job,))]
 
 
@@ -187,7 +210,11 @@ def _update(row: sqlite3.Row) -> StoredUpdate:
 
 
 def _end(connection: sqlite3.Connection, job: str, ended: EndedUpdate) -> None:
-    connection.execute(
+    done = connection.execute(
         "UPDATE weight_updates SET outcome = ?, why = ?, ended_at = ? WHERE job = ? AND number = ? AND outcome = ''",
         (ended.outcome, ended.why, ended.at, job, ended.number),
     )
+    if done.rowcount:
+        text = f"update {ended.number}: {ended.outcome}{f': {ended.why}' if ended.why else ''}"
+        data = {"update": ended.number, "outcome": ended.outcome}
+        note(connection, job, Event(kind="update_ended", text=text, data=data), ended.at)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 
 _LIBRARY = re.compile(r"error while loading shared libraries: (\S+?):")
@@ -39,3 +40,11 @@ def likely_cause(lines: Sequence[str]) -> str:
     if plain:
         return plain[-1].strip()
     return next((line.strip() for line in reversed(lines) if line.strip()), "the log is empty")
+
+
+def end_cause(exit_code: int | None, lines: Sequence[str]) -> str:
+    """Why a process ended. One that was killed leaves no word of it in its log, whatever stands there."""
+    if exit_code in (-signal.SIGKILL, -signal.SIGTERM):
+        return f"ended by signal {-exit_code}"
+    code = "" if exit_code is None else f" with exit code {exit_code}"
+    return f"ended{code}; its log says: {likely_cause(lines)}"

@@ -17,7 +17,7 @@ from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, UnitStatus
 from orchestrator.errors import JobFailed
 from orchestrator.plan.types import EnginePlan, JobPlan
-from orchestrator.store.jobs import JobStore, Phase, StoredJob
+from orchestrator.store.jobs import JobStore, Phase, StoredJob, ended_event
 from orchestrator.supervisor.interfaces import (
     EngineQuestions,
     Opening,
@@ -142,6 +142,10 @@ class Supervisor:
     def _look(self, job: StoredJob, details: dict[str, str]) -> dict[str, SeenUnit]:
         """Observe every started unit; a unit that was ready once is not probed again."""
         statuses = self.backend.poll(job.run, job.records)
+        for stored in job.units:
+            # Said once: a start whose process has ended goes no further.
+            if not (status := statuses[stored.record.name]).alive:
+                self.store.events.note(job.name, ended_event(stored.record, status.exit_code))
         probed = {stored.record.name for stored in job.units if stored.ready_at is None}
         units = [unit for unit in job.plan.units if unit.name in probed and statuses[unit.name].alive]
         with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:

@@ -11,7 +11,7 @@ from deploy.unit import UnitRecord
 from orchestrator.errors import HeadraceError
 from orchestrator.spec.job import LaunchSpec
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, JobStore, Phase, RecordUnreadable, StoredJob
+from orchestrator.store.jobs import ENDED, JobStore, Phase, RecordUnreadable, StoredJob, ended_event
 
 DRIVER_LEAVES_S = 10.0
 """A driver sees the stop at its next look, after probes that take 2 seconds at most."""
@@ -68,7 +68,7 @@ def stop_job(
 
 
 def _end(store: JobStore, backend: Backend, job: StoredJob, end_phase: Phase, say: Callable[[str], None]) -> None:
-    left = _end_units(backend, job, say)
+    left = _end_units(store, backend, job, say)
     if left:
         listed = ", ".join(map(str, left))
         mend = f"look at them with `ps -fp {','.join(map(str, left))}`, then `headrace down {job.name}` again"
@@ -77,12 +77,17 @@ def _end(store: JobStore, backend: Backend, job: StoredJob, end_phase: Phase, sa
     store.set_phase(job.name, job.run_id, end_phase, job.reason, time.time())
 
 
-def _end_units(backend: Backend, job: StoredJob, say: Callable[[str], None]) -> list[int]:
+def _end_units(store: JobStore, backend: Backend, job: StoredJob, say: Callable[[str], None]) -> list[int]:
     """Pids that are left, sorted."""
     left: set[int] = set()
+    before = backend.poll(job.run, job.records)
     for records, grace_s in _stages(job):
         say(f"stopping {', '.join(record.name for record in records)}")
         left.update(backend.stop(job.run, records, grace_s))
+        after = backend.poll(job.run, records)
+        for record in records:
+            if before[record.name].alive and not after[record.name].alive:
+                store.events.note(job.name, ended_event(record, after[record.name].exit_code))
     left.update(backend.sweep(job.run, (), SWEEP_GRACE_S))
     return sorted(left)
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from connectors.pool_client import PoolUse
 from deploy.backend import Backend
 from deploy.probe import ProbeResult
-from deploy.unit import LaunchUnit
+from deploy.unit import LaunchUnit, UnitRecord
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, JobStore, Phase, StoredJob
+from orchestrator.store.events import StoredEvent
+from orchestrator.store.jobs import ENDED, JobHead, JobStore, Phase, StoredJob
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.state import UnitState
 
@@ -20,6 +22,7 @@ MOVING: tuple[Phase, ...] = ("starting", "stopping")
 """Phases in which a process works on the job."""
 DRIVER_LOOKS = 3
 DRIVER_LOOK_EVERY_S = 0.1
+DRIVER_COMES_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +51,18 @@ class JobView:
     units: tuple[UnitView, ...]
     serves: ServedVersion | None = None
     """The weights that requests are answered with; None before the job has come up."""
+    events: tuple[StoredEvent, ...] = ()
+    """The newest few, in their order."""
+    pool_use: PoolUse | str = ""
+    """What the pool's master says; else why it was not asked, or did not answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobGlance:
+    job: JobHead
+    phase: Phase
+    reason: str
+    alive: frozenset[UnitRecord]
 
 
 def view_job(store: JobStore, name: str, backend: Backend, probe: ReadinessProbe) -> JobView:
@@ -57,16 +72,32 @@ def view_job(store: JobStore, name: str, backend: Backend, probe: ReadinessProbe
         JobUnknown: none is recorded.
     """
     job, driven = _read(store, name)
-    units = _look(job, backend, probe)
+    units = look_at_units(job, backend, probe)
     if store.get(name).phase_at != job.phase_at:
         # It moved on between the record and the look, so the two do not belong together.
         job, driven = _read(store, name)
-        units = _look(job, backend, probe)
-    phase, reason = true_phase(job.phase, job.reason, units, driven=driven)
+        units = look_at_units(job, backend, probe)
+    phase, reason = true_phase(job.phase, job.reason, {unit.name: unit.state for unit in units}, driven=driven)
     return JobView(job=job, phase=phase, reason=reason, units=units)
 
 
-def true_phase(recorded: Phase, reason: str, units: Sequence[UnitView], *, driven: bool) -> tuple[Phase, str]:
+def glance_at_jobs(store: JobStore, backend: Backend) -> list[JobGlance]:
+    """At all jobs: whether their processes live, and not whether they answer."""
+    heads = store.heads()
+    alive = backend.alive([record for head in heads if head.phase not in ENDED for record in head.records])
+    return [_glance(head, alive) for head in heads]
+
+
+def _glance(head: JobHead, alive: frozenset[UnitRecord]) -> JobGlance:
+    states: dict[str, UnitState] = {record.name: "ready" if record in alive else "dead" for record in head.records}
+    # A driver that is just coming is given a moment.
+    is_new = time.time() - head.phase_at < DRIVER_COMES_S
+    driven = head.phase in MOVING and (is_new or DriverLock(head.directory).held_by_anyone())
+    phase, reason = true_phase(head.phase, head.reason, states, driven=driven)
+    return JobGlance(job=head, phase=phase, reason=reason, alive=alive.intersection(head.records))
+
+
+def true_phase(recorded: Phase, reason: str, states: Mapping[str, UnitState], *, driven: bool) -> tuple[Phase, str]:
     """What the record says, unless what is seen contradicts it. `driven`: a process is bringing it up or ending it."""
     if recorded in ENDED:
         return recorded, reason
@@ -75,9 +106,9 @@ def true_phase(recorded: Phase, reason: str, units: Sequence[UnitView], *, drive
         return "abandoned", _joined(reason, gone)
     if recorded == "stopping":
         return recorded, reason
-    dead = [unit.name for unit in units if unit.state == "dead"]
-    silent = [unit.name for unit in units if unit.state == "starting"]
-    if dead and len(dead) == len(units):
+    dead = [name for name, state in states.items() if state == "dead"]
+    silent = [name for name, state in states.items() if state == "starting"]
+    if dead and len(dead) == len(states):
         return "failed", "no process of the job is alive"
     if dead:
         return "degraded", _joined(reason, f"not running: {', '.join(dead)}")
@@ -103,7 +134,8 @@ def _read(store: JobStore, name: str) -> tuple[StoredJob, bool]:
     return job, False
 
 
-def _look(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> tuple[UnitView, ...]:
+def look_at_units(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> tuple[UnitView, ...]:
+    """Every process of the job: by pid and start, and by its probe where it lives."""
     statuses = backend.poll(job.run, job.records)
     living = [unit for unit in job.plan.units if unit.name in statuses and statuses[unit.name].alive]
     with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:

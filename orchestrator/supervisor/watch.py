@@ -1,7 +1,7 @@
 """Watches the processes of a running job: says which have ended and which are ready again, and starts them again.
 
-Whether one is to be started again is decided elsewhere (`orchestrator/supervision.py`: an engine by the coordinator of
-weights, the router always). Like `loop.py`, it keeps nothing that has to survive.
+`upkeep.py` decides which are started now, on what is seen here. All that has to survive are the ends of lives
+(`store/keeping.py`): the rest is seen again by whoever watches next.
 """
 
 from __future__ import annotations
@@ -9,18 +9,25 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from deploy.backend import Backend
 from deploy.errors import DeployError
+from deploy.logs import tail
 from deploy.unit import LaunchUnit, UnitRecord, UnitStatus
 from orchestrator.errors import HeadraceError
+from orchestrator.plan.kinds import kinds_of
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit
+from orchestrator.store.events import Event
+from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit, ended_event
+from orchestrator.store.keeping import KeepingStore, UnitEnd, life_of
 from orchestrator.supervisor.interfaces import ReadinessProbe
-from orchestrator.supervisor.restarts import may_start_at
+from orchestrator.supervisor.log_cause import end_cause
+from orchestrator.supervisor.loop import LOG_LINES_READ
+from orchestrator.supervisor.restarts import Row, row_of
+from orchestrator.supervisor.upkeep import LifeState, UnitSight, upkeep
 
 _log = logging.getLogger(__name__)
 
@@ -33,99 +40,158 @@ class UnitNews:
 
 
 class Watch:
-    """Of some units of one run of a job."""
+    """Of one run of a job."""
 
     def __init__(
-        self, *, store: JobStore, backend: Backend, probe: ReadinessProbe, job: StoredJob, units: tuple[str, ...]
+        self, *, store: JobStore, keeping: KeepingStore, backend: Backend, probe: ReadinessProbe, job: StoredJob
     ) -> None:
         self._store = store
+        self._keeping = keeping
         self._backend = backend
         self._probe = probe
         self._job = job
-        self._units = {unit.name: unit for unit in job.plan.units if unit.name in units}
+        self._kinds = kinds_of(job.plan)
+        self._units = {unit.name: unit for unit in job.plan.units}
         self._ready: dict[str, UnitRecord | None] = {stored.record.name: stored.record for stored in job.units}
         """The life of each that was ready when it was last looked at."""
-        self.waiting: set[str] = set()
-        """Whose restart was asked for and has not been made."""
-        self._coming_up: set[str] = set()
-        """Whose life was not ready yet when it was last looked at."""
-        self._restarts: dict[str, list[float]] = {}
-        self._restarting: threading.Thread | None = None
+        self._ends = keeping.ends(job.name)
+        self._noted: set[str] = set()
+        """Lives whose ends were noted."""
+        self._dead: dict[str, UnitRecord] = {}
+        """The life of each whose death is on record as an event."""
+        self._replaced: dict[str, str] = {}
+        """Whose life is to make way for another one, though it lives."""
+        self._starting: threading.Thread | None = None
+        self.units: Mapping[str, StoredUnit] = {}
+        """As they were at the last look."""
+        self.states: Mapping[str, LifeState] = {}
+        self.given_up: Mapping[str, Row] = {}
+        """Which are not started any more."""
 
     def look(self) -> Iterator[UnitNews]:
         """What has changed since the last look; at the first, who is not ready."""
         job = self._store.get(self._job.name)
+        self.units = {stored.record.name: stored for stored in job.units}
         statuses = self._backend.poll(job.run, job.records)
-        for stored in job.units:
-            name = stored.record.name
-            if name in self._units:
-                yield from self._news(name, stored, statuses[name])
-        self._restart_some()
+        self.states = {name: self._state(stored, statuses[name]) for name, stored in self.units.items()}
+        for name, stored in self.units.items():
+            self._note_death(stored.record, statuses[name])
+            if self.states[name] == "ended":
+                self._note(stored, _cause(stored, statuses[name], self._units[name]))
+            yield from self._news(stored.record, is_ready=self.states[name] == "ready")
+        self._start_some()
 
-    def restart(self, name: str) -> None:
-        """End whatever life the unit has, and start another; returns at once. A life that is not ready yet is another
-        one already: it is left alone, also once it is ready."""
-        if name not in self._coming_up:
-            self.waiting.add(name)
+    def restart(self, name: str, why: str) -> None:
+        """Somebody cannot use the life that the unit has: it is one that has ended. Returns at once. A life that is not
+        ready yet is another one already: it is left alone, also once it is ready."""
+        if self.states.get(name) == "ready" and self._replaced.get(name) != life_of(self.units[name].record):
+            self._note(self.units[name], why)
+            self._replaced[name] = life_of(self.units[name].record)
 
-    def _news(self, name: str, stored: StoredUnit, status: UnitStatus) -> Iterator[UnitNews]:
-        unit, life = self._units[name], stored.record
-        ready = status.alive and (stored.ready_at is not None or self._probe(unit.probe, status.members).ready)
-        if ready and stored.ready_at is None:
-            self._store.set_ready(self._job.name, self._job.run_id, name, time.time())
-        is_coming_up = not ready and _is_coming_up(stored, status, unit)
-        (self._coming_up.add if is_coming_up else self._coming_up.discard)(name)
-        before, self._ready[name] = self._ready[name], life if ready else None
-        if before is not None and self._ready[name] != before:
-            yield UnitNews(unit=name, what="ended")
-        if ready and before != life:
-            yield UnitNews(unit=name, what="ready")
-        if not ready and before is None and not is_coming_up:
-            self.waiting.add(name)
+    def replace(self, name: str, life: str) -> None:
+        """End this life of a unit, ready or not, and start another one at once, also of one that was given up."""
+        if self._replaced.get(name) != life:
+            self._keeping.forget_ends(self._job.name, name)
+            self._ends.pop(name, None)
+            self._replaced[name] = life
 
-    def _restart_some(self) -> None:
-        """One at a time, beside the looks: ending a process takes seconds."""
-        if self._restarting is not None and self._restarting.is_alive():
+    def row(self, name: str) -> Row:
+        """The newest ends of a unit."""
+        return row_of(self._kinds[name], self._ends.get(name, ()))
+
+    def _state(self, stored: StoredUnit, status: UnitStatus) -> LifeState:
+        unit = self._units[stored.record.name]
+        if not status.alive:
+            return "ended"
+        if stored.ready_at is not None:
+            return "ready"
+        if self._probe(unit.probe, status.members).ready:
+            self._store.set_ready(self._job.name, self._job.run_id, unit.name, time.time())
+            return "ready"
+        return "coming_up" if time.time() - stored.started_at < unit.ready_timeout_s else "ended"
+
+    def _news(self, record: UnitRecord, *, is_ready: bool) -> Iterator[UnitNews]:
+        before, self._ready[record.name] = self._ready[record.name], record if is_ready else None
+        if before is not None and self._ready[record.name] != before:
+            yield UnitNews(unit=record.name, what="ended")
+        if is_ready and before != record:
+            yield UnitNews(unit=record.name, what="ready")
+
+    def _note_death(self, record: UnitRecord, status: UnitStatus) -> None:
+        """As an event; also of a life that made way for another one."""
+        if not status.alive and self._dead.get(record.name) != record:
+            self._dead[record.name] = record
+            self._store.events.note(self._job.name, ended_event(record, status.exit_code))
+
+    def _note(self, stored: StoredUnit, cause: str) -> None:
+        life, now = life_of(stored.record), time.time()
+        if life in self._noted or self._replaced.get(stored.record.name) == life:
             return
-        now = time.monotonic()
-        for name in sorted(self.waiting):
-            if now >= may_start_at(self._restarts.get(name, ())):
-                self.waiting.discard(name)
-                self._restarting = threading.Thread(target=self._restart, args=(name,), daemon=True)
-                self._restarting.start()
-                return
+        self._noted.add(life)
+        ready_s = 0.0 if stored.ready_at is None else max(0.0, now - stored.ready_at)
+        self._end(stored.record.name, life, UnitEnd(at=now, ready_s=ready_s, cause=cause))
 
-    def _restart(self, name: str) -> None:
-        job, unit = self._job, self._units[name]
+    def _end(self, name: str, life: str, end: UnitEnd) -> None:
+        _log.warning("%s: %s", name, end.cause)
+        self._keeping.note_end(self._job.name, self._job.run_id, name, life, end)
+        self._ends = self._keeping.ends(self._job.name)
+
+    def _start_some(self) -> None:
+        """One at a time, beside the looks: ending a process takes seconds."""
+        up = upkeep(
+            [
+                UnitSight(
+                    name=name,
+                    kind=kind,
+                    state=self.states[name],
+                    is_replaced=self._replaced.get(name) == life_of(self.units[name].record),
+                    row=self.row(name),
+                )
+                for name, kind in self._kinds.items()
+                if name in self.units
+            ],
+            time.time(),
+        )
+        for name in up.given_up.keys() - self.given_up.keys():
+            text = f"{name} is given up: {up.given_up[name]}"
+            self._store.events.note(self._job.name, Event(kind="process_given_up", process=name, text=text))
+        self.given_up = up.given_up
+        if up.start and (self._starting is None or not self._starting.is_alive()):
+            self._starting = threading.Thread(target=self._start, args=(self.units[up.start[0]],), daemon=True)
+            self._starting.start()
+
+    def _start(self, stored: StoredUnit) -> None:
+        """End what is left of this life of a unit, and start another."""
+        job, name = self._job, stored.record.name
         lock = DriverLock(job.directory)
         try:
             if not lock.acquire() or not self._may_start():
-                self.waiting.add(name)
                 return
-            # As recorded now: since the last look it may have become ready, and been given up.
-            stored = next(each for each in self._store.get(job.name).units if each.record.name == name)
-            if _is_coming_up(stored, self._backend.poll(job.run, [stored.record])[name], unit):
+            newest = next(each.record for each in self._store.get(job.name).units if each.record.name == name)
+            if newest != stored.record:
                 return
-            self._restarts.setdefault(name, []).append(time.monotonic())
-            left = self._backend.stop(job.run, [stored.record], unit.stop_grace_s)
-            if left or not self._may_start():
-                self.waiting.add(name)
-                return
-            record = self._backend.start(job.run, unit)
-            self._store.add_unit(job.name, job.run_id, record, time.time())
-            self._coming_up.add(name)
-            # What was asked for meanwhile is about the life that has ended.
-            self.waiting.discard(name)
-            _log.info("%s was started again", name)
+            left = self._backend.stop(job.run, [newest], self._units[name].stop_grace_s)
+            if left:
+                self._fail(name, f"these processes of it could not be ended: {', '.join(map(str, left))}")
+            elif self._may_start():
+                record = self._backend.start(job.run, self._units[name])
+                self._store.add_unit(job.name, job.run_id, record, time.time())
+                _log.info("%s was started again", name)
         except (HeadraceError, DeployError) as error:
-            _log.warning("%s could not be started again: %s", name, error)
-            self.waiting.add(name)
+            self._fail(name, f"it could not be started: {error}")
         finally:
             lock.release()
+
+    def _fail(self, name: str, why: str) -> None:
+        """A life that did not come to be."""
+        now = time.time()
+        self._end(name, f"none, at {now}", UnitEnd(at=now, ready_s=0.0, cause=why))
 
     def _may_start(self) -> bool:
         return self._store.is_serving(self._job.name, self._job.run_id)
 
 
-def _is_coming_up(stored: StoredUnit, status: UnitStatus, unit: LaunchUnit) -> bool:
-    return status.alive and stored.ready_at is None and time.time() - stored.started_at < unit.ready_timeout_s
+def _cause(stored: StoredUnit, status: UnitStatus, unit: LaunchUnit) -> str:
+    if status.alive:
+        return f"was not ready within {unit.ready_timeout_s:.0f} s"
+    return end_cause(status.exit_code, tail(stored.record.log, LOG_LINES_READ))

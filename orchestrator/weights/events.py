@@ -66,6 +66,13 @@ class EngineCameUp:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Withdrawn:
+    """Which engines somebody wants without requests now. All others are wanted, also those withdrawn before."""
+
+    names: frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RouterCameUp:
     """Another life of the router: its gate is frozen, and it knows no epochs."""
 
@@ -80,5 +87,6 @@ Event = (
     | RouterRead
     | EngineEnded
     | EngineCameUp
+    | Withdrawn
     | RouterCameUp
 )

@@ -17,7 +17,9 @@ from connectors.vllm_plugin.weight_rules import LONGEST_WEIGHT_COMMAND
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused
 from orchestrator.spec.weights import InFlightMode, Strategy
+from orchestrator.store.events import Event
 from orchestrator.store.updates import EndedUpdate, StoredRemark, StoredUpdate, UpdateStore
+from orchestrator.weights.told import events_of_record
 from orchestrator.weights.words import Outcome, Position
 
 LONGEST_REQUEST = LONGEST_WEIGHT_COMMAND - 1024
@@ -65,15 +67,18 @@ class Journal:
         """Raises `CoordinatorReplaced` where the job is in another run."""
         self._store, self._job, self._run_id = store, job, run_id
         self._generation = store.take_over(job, run_id)
+        self._newest = position_of(store, job)
 
     def newest(self) -> Position | None:
-        return position_of(self._store, self._job)
+        return self._newest
 
     def record(self, position: Position) -> None:
         """On the disk when this returns. Raises `CoordinatorReplaced` where another one has begun since."""
         ended = position.ended
         end = None if ended is None else _ended(ended.update, ended.outcome, ended.why)
-        self._store.record(self._job, self._run_id, self._generation, _POSITION.dump_json(position).decode(), end)
+        text, told = _POSITION.dump_json(position).decode(), events_of_record(self._newest, position)
+        self._store.record(self._job, self._run_id, self._generation, text, end, told)
+        self._newest = position
 
     def unended(self) -> PushRecord | None:
         """The push that was asked for and has not ended, begun or not: there is one at most."""
@@ -83,6 +88,10 @@ class Journal:
     def end_unbegun(self, number: int, outcome: PushOutcome, why: str) -> None:
         """Raises `CoordinatorReplaced` as `record` does."""
         self._store.end(self._job, self._run_id, self._generation, _ended(number, outcome, why))
+
+    def note(self, event: Event) -> None:
+        """For whoever looks on; nothing depends on it."""
+        self._store.events.note(self._job, event)
 
     def remark(self, text: str) -> None:
         """For whoever looks at the job's history."""

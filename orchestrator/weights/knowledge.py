@@ -36,6 +36,8 @@ class Knowledge:
     router: RouterFacts | None = None
     away: set[str] = field(default_factory=set)
     """Engines that are being restarted."""
+    withdrawn: frozenset[str] = frozenset()
+    """Engines that somebody wants without requests. They are left alone, and join again once they are wanted."""
     answered: set[str] = field(default_factory=set)
     """Whose success in this phase was answered, where only an answer proves it."""
     sealed: set[str] = field(default_factory=set)
@@ -60,7 +62,7 @@ class Knowledge:
         return replace(self.position.committed, epoch=course.epoch)
 
     def present(self) -> list[str]:
-        return [name for name in self.fleet if name not in self.away]
+        return [name for name in self.fleet if name not in self.away and name not in self.withdrawn]
 
     def movers(self) -> list[str]:
         """Who the present phase is about."""

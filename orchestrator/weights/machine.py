@@ -106,6 +106,12 @@ class Coordinator:
                 self._post.drop(event.name)
                 self._known.away.discard(event.name)
                 self._known.engines[event.name] = None
+            case events.Withdrawn():
+                for name in event.names ^ self._known.withdrawn:
+                    self._post.drop(name)
+                    self._known.failed.pop(name, None)
+                    self._known.engines[name] = None
+                self._known.withdrawn = event.names
             case events.RouterCameUp():
                 self._post.drop(ROUTER)
                 self._known.forget_router()

@@ -106,6 +106,9 @@ def _is_without_readers(name: str, known: Knowledge) -> bool:
 
 
 def _router_need(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
+    for name in sorted(known.withdrawn):
+        if name in router.replicas and not router.replicas[name].draining:
+            return Drain(name=name, draining=True, timeout_s=0.0)
     if known.position.course is None:
         return None
     course, limits = known.course, known.course.update.limits

@@ -17,6 +17,7 @@ from orchestrator.plan.types import RouterPlan
 from orchestrator.spec.weights import InFlightMode
 from orchestrator.weights.words import Order, ReplicaFacts, RouterFacts
 from router.core.finished import AuditOutcome, FinishedRequest
+from router.core.fleet import ReplicaView
 from router.core.gate import GateState
 
 CALL_S = 10.0
@@ -65,6 +66,11 @@ class RouterClient:
             for each in answer["replicas"]
         }
         return RouterFacts(gate=answer["gate"], replicas=replicas)
+
+    def replicas(self) -> dict[str, ReplicaView]:
+        """By name, with their load."""
+        views = msgspec.convert(self._call("GET", "/state", None, 0.0)["replicas"], list[ReplicaView])
+        return {view.name: view for view in views}
 
     def finished(self) -> list[FinishedRequest]:
         """Those that were kept for an audit."""

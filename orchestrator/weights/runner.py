@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable
 from queue import Empty, SimpleQueue
 
+from orchestrator.store.events import Event as NotedEvent
+from orchestrator.store.home import StateUnusable
 from orchestrator.weights import acts
-from orchestrator.weights.events import Event, OutcomeLost, Ticked
+from orchestrator.weights.events import Answered, Event, OutcomeLost, Ticked
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.machine import Coordinator
+from orchestrator.weights.told import events_of_answer
 from orchestrator.weights.words import Position
 
 HELD_UP_S = 1.0
@@ -42,7 +45,9 @@ class Runner:
         self._journal = journal
         self._carry_out = carry_out
         self._restart = restart
-        self._answers: SimpleQueue[Event] = SimpleQueue()
+        self._answers: SimpleQueue[tuple[acts.Command, Event]] = SimpleQueue()
+        self._told: dict[str, NotedEvent] = {}
+        """The newest of each receiver: some commands are sent again and again."""
         self._looked_at = time.monotonic()
         self._held_up_s = 0.0
 
@@ -73,11 +78,14 @@ class Runner:
         now = self._now()
         wait_s = max(0.0, min(at_most_s, self._coordinator.wake_at(now) - now))
         try:
-            event = self._answers.get(timeout=wait_s)
+            command, event = self._answers.get(timeout=wait_s)
         except Empty:
-            event = Ticked()
+            command, event = None, Ticked()
         self._now(waited_s=wait_s)
         self.take(event)
+        # After the commands that follow: nobody waits for it.
+        if command is not None and isinstance(event, Answered) and not event.error:
+            self._tell(command)
 
     def _now(self, waited_s: float = 0.0) -> float:
         """The machine's time: it stands still while this thread is held up, since answers wait unread then."""
@@ -86,13 +94,23 @@ class Runner:
         self._looked_at = now
         return now - self._held_up_s
 
+    def _tell(self, done: acts.Command) -> None:
+        for event in events_of_answer(done):
+            if self._told.get(event.process) == event:
+                continue
+            self._told[event.process] = event
+            try:
+                self._journal.note(event)
+            except StateUnusable as error:
+                _log.warning("not noted: %s: %s", event.text, error)
+
     def _remark(self, text: str) -> None:
         _log.warning("%s", text)
         self._journal.remark(text)
 
     def _send(self, command: acts.Command) -> None:
         try:
-            self._answers.put(self._carry_out(command))
+            self._answers.put((command, self._carry_out(command)))
         except Exception:
             _log.exception("a command to %s failed in a way that was not foreseen", command.receiver)
-            self._answers.put(OutcomeLost(order=command.order))
+            self._answers.put((command, OutcomeLost(order=command.order)))

@@ -80,6 +80,8 @@ class LegEnd(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     cached_tokens: int | None = None
     """What the engine says that it did not have to compute."""
+    handoff_from: str = ""
+    """The prefill replica whose handoff it was to use, if any."""
 
     @property
     def failure(self) -> LegFailure | None:

@@ -23,6 +23,8 @@ from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 ROLES: tuple[EngineRole, ...] = ("prefill", "decode", "colocated")
 _ANSWERED: tuple[LegOutcome, ...] = ("ok", "client_error", "engine_error")
 """How legs end of which the engine said so."""
+_UNREAD: tuple[LegOutcome, ...] = ("engine_error", "timeout")
+"""How decode legs end that may have failed to fetch their handoff. A lost connection says nothing of it."""
 
 
 class Reservation:
@@ -70,6 +72,8 @@ class ReplicaView:
     active_sessions: int
     legs_in_flight: int
     tokens_in_flight: int
+    handoffs_failed: int
+    """In a row; of a prefill replica."""
 
 
 class Fleet:
@@ -264,6 +268,7 @@ class Fleet:
             member.heard_at = now
         if end.outcome == "ok":
             self._learn(reservation, end)
+        self._judge_handoff(end)
         if failure is None:
             if end.outcome in ("ok", "client_error"):
                 member.breaker.leg_succeeded()
@@ -318,6 +323,13 @@ class Fleet:
             rates.cold.add(reservation.tokens, end.seconds)
         elif reservation.reason.startswith("moved") and end.cached_tokens:
             rates.pool.add(end.cached_tokens, end.seconds)
+
+    def _judge_handoff(self, end: LegEnd) -> None:
+        maker = self.members.get(end.handoff_from)
+        if maker is not None and end.outcome == "ok":
+            maker.handoffs_failed = 0
+        elif maker is not None and end.blamed and end.outcome in _UNREAD:
+            maker.handoffs_failed += 1
 
     def _refresh(self, member: Member, *, leave: bool = False) -> None:
         """Put a member into the index that it belongs to now, or into none."""
@@ -374,4 +386,5 @@ def _view(member: Member) -> ReplicaView:
         active_sessions=member.sessions,
         legs_in_flight=member.legs,
         tokens_in_flight=member.tokens,
+        handoffs_failed=member.handoffs_failed,
     )

@@ -24,19 +24,21 @@ from router.core.split import ClientBody, PrefillResult, decode_body, prefill_bo
 class Leg:
     """A leg that an engine has."""
 
-    __slots__ = ("grant", "number", "sent_at")
+    __slots__ = ("grant", "handoff_from", "number", "sent_at")
 
-    def __init__(self, number: int, grant: Grant, sent_at: float) -> None:
+    def __init__(self, number: int, grant: Grant, sent_at: float, handoff_from: str) -> None:
         self.number = number
         self.grant = grant
         self.sent_at = sent_at
+        self.handoff_from = handoff_from
 
 
 class _Handoff:
-    __slots__ = ("send_by", "text")
+    __slots__ = ("made_by", "send_by", "text")
 
-    def __init__(self, text: bytes, send_by: float) -> None:
+    def __init__(self, text: bytes, made_by: str, send_by: float) -> None:
         self.text = text
+        self.made_by = made_by
         self.send_by = send_by
 
 
@@ -108,12 +110,12 @@ class Legs:
             return self._send(grant, decode_body(self._asked, None, salt=salt), None, now)
         self._handoff = None
         body = decode_body(self._asked, handoff.text, salt=salt)
-        return [CountHandoff(outcome="sent"), *self._send(grant, body, handoff.send_by, now)]
+        return [CountHandoff(outcome="sent"), *self._send(grant, body, handoff, now)]
 
-    def _send(self, grant: Grant, body: bytes, send_by: float | None, now: float) -> list[Command]:
+    def _send(self, grant: Grant, body: bytes, handoff: _Handoff | None, now: float) -> list[Command]:
         assert self.live is None, "a second live leg"
         self._number += 1
-        self.live = Leg(self._number, grant, now)
+        self.live = Leg(self._number, grant, now, handoff.made_by if handoff is not None else "")
         self.making.add(grant)
         limit_s = self._rules.leg_timeout_s
         if self._continuation is not None:
@@ -132,7 +134,7 @@ class Legs:
                 request_id=f"{self._arrival.request_key}-{self._attempt}",
                 until=self._deadline if limit_s is None else min(self._deadline, now + limit_s),
                 deadline=self._deadline,
-                send_by=send_by,
+                send_by=handoff.send_by if handoff is not None else None,
             ),
         ]
 
@@ -145,7 +147,7 @@ class Legs:
             return True
         # The engine can't have ended the leg before it was sent and worked on.
         send_by = leg.sent_at + result.busy_s + self._rules.handoff_lifetime_s
-        self._handoff = _Handoff(result.handoff, send_by) if now <= send_by else None
+        self._handoff = _Handoff(result.handoff, leg.grant.replica, send_by) if now <= send_by else None
         return now <= send_by
 
     def forget_handoff(self) -> None:
@@ -175,6 +177,7 @@ class Legs:
             blamed=blamed,
             seconds=now - leg.sent_at,
             cached_tokens=cached_tokens,
+            handoff_from=leg.handoff_from,
         )
         return [EndLeg(end), CountLeg(role=leg.grant.role, outcome=outcome)]
 

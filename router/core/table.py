@@ -70,6 +70,8 @@ class Member:
     """Estimated prompt tokens of the legs in flight."""
     legs: int = 0
     """Legs in flight."""
+    handoffs_failed: int = 0
+    """Handoffs of its own in a row whose decode leg failed, wherever that ran."""
     chosen: int = 0
     """Number of the choice that last put a session here; 0: never."""
     present: bool = False

@@ -177,10 +177,12 @@ def _samples(prometheus_url: str, query: str) -> list[Any]:
     return [sample for sample in samples if sample["value"][1] != "NaN"]
 
 
-def test_same_job_cannot_be_started_twice(control: str, job: dict[str, Any], tiny_model: Path) -> None:
+def test_same_job_is_not_started_twice(control: str, job: dict[str, Any], tiny_model: Path) -> None:
+    code, again = curl("-X", "POST", f"{control}/jobs", body=split_job(NAME, tiny_model, ROUTER_PORT, weights={}))
+    assert (code, again["spec_hash"]) == (200, job["spec_hash"])
     code, refused = curl("-X", "POST", f"{control}/jobs", body=split_job(NAME, tiny_model, ROUTER_PORT))
-    assert code == 409
-    assert NAME in refused["error"]["message"]
+    assert (code, refused["title"]) == (409, "Job differs")
+    assert [one["field"] for one in refused["errors"]] == ["weights"]
 
 
 def test_cli_sees_the_job_started_over_http(headrace: Headrace, job: dict[str, Any]) -> None:

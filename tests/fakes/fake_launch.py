@@ -6,12 +6,12 @@ The machine outlives the backends that look at it, as the kernel outlives `headr
 from __future__ import annotations
 
 import itertools
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from connectors.engine_client import CacheConfig
+from connectors.pool_client import PoolUse
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord, UnitStatus
 from orchestrator.errors import JobFailed
@@ -21,6 +21,7 @@ from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.keeping import KeepingStore
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.supervisor.interfaces import Progress
@@ -98,6 +99,9 @@ class FakeBackend:
     def poll(self, run: RunContext, records: Sequence[UnitRecord]) -> dict[str, UnitStatus]:
         return {record.name: self._status(record) for record in records}
 
+    def alive(self, records: Sequence[UnitRecord]) -> frozenset[UnitRecord]:
+        return frozenset(record for record in records if record.pid in self.machine.living)
+
     def _status(self, record: UnitRecord) -> UnitStatus:
         alive = record.pid in self.machine.living
         return UnitStatus(
@@ -172,10 +176,7 @@ class FakeOpening:
 class UnsyncedDatabase(Database):
     """Does not wait for the disk: a test that loses power is run again."""
 
-    def connect(self) -> sqlite3.Connection:
-        connection = super().connect()
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
+    synchronous = "OFF"
 
 
 class FakeFleet:
@@ -183,12 +184,14 @@ class FakeFleet:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        database = UnsyncedDatabase(home)
-        self.store, self.updates = JobStore(database), UpdateStore(database)
+        self.database = UnsyncedDatabase(home)
+        self.store, self.updates = JobStore(self.database), UpdateStore(self.database)
+        self.keeping = KeepingStore(self.database)
         self.machine = FakeMachine()
         self.probe = FakeProbe(self.machine)
         self.questions = FakeQuestions()
         self.opening = FakeOpening()
+        self.pool_use: PoolUse | str = PoolUse(mounted_bytes=256 << 20, used_bytes=1 << 20, keys=3)
         self.receivers = FakeReceivers()
         self.shown: list[Progress] = []
         self.facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts] = self._facts
@@ -214,6 +217,7 @@ class FakeFleet:
             socket_dir=lambda folder: self.home / f"sockets-{folder.name}",
             probe=self.probe,
             questions=self.questions,
+            pool_use=lambda _pool: self.pool_use,
             open_job=self.opening,
             weights=self.weights(),
             driver_wait_s=0.05,
@@ -230,6 +234,9 @@ class FakeFleet:
             probe=self.probe,
             carry_out=lambda _plan: self.receivers.carry_out,
             not_ready=lambda _router: self.receivers.not_ready(),
+            keeping=self.keeping,
+            look_outside=lambda _plan: self.receivers.outside(),
+            let_handoffs_end=self.receivers.let_handoffs_end,
             look_every_s=0.005,
         )
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 
 from connectors.types import Role
+from orchestrator.observe.outside import Outside
+from orchestrator.plan.types import EnginePlan
 from orchestrator.weights import acts, events
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import ReplicaFacts
+from router.core.fleet import ReplicaView
 from tests.fakes.weight_fleet import LoadEnd, Refused, SimEngine, SimRouter
 
 ROLES: dict[str, Role] = {"prefill-0": "prefill", "decode-0": "decode"}
@@ -16,8 +20,8 @@ ROLES: dict[str, Role] = {"prefill-0": "prefill", "decode-0": "decode"}
 class FakeReceivers:
     """Boots as a job does: engines fenced, with the weights on their disk; the router frozen."""
 
-    def __init__(self) -> None:
-        self.engines = {name: SimEngine(name, role, epoch=None) for name, role in ROLES.items()}
+    def __init__(self, roles: Mapping[str, Role] = ROLES) -> None:
+        self.engines = {name: SimEngine(name, role, epoch=None) for name, role in roles.items()}
         for engine in self.engines.values():
             engine.weights = engine.version = FIRST_VERSION
         self.router = SimRouter(self.engines, gate="frozen")
@@ -28,10 +32,42 @@ class FakeReceivers:
         self.silent: set[str] = set()
         """Receivers whose answers get lost."""
         self.commands: list[acts.Command] = []
+        self.legs: dict[str, int] = {}
+        """In flight, by replica, as the router says."""
+        self.handoffs_failed: dict[str, int] = {}
+        self.segments: frozenset[tuple[str, int]] | None = None
+        self.settled: list[str] = []
+        """Prefill engines that were paused to be restarted."""
         self._one_at_a_time = threading.Lock()
 
     def not_ready(self) -> str | None:
         return None if self.router.has_pair() else "no pair serves"
+
+    def outside(self) -> Outside:
+        with self._one_at_a_time:
+            return Outside(replicas={name: self._view(name) for name in self.router.replicas}, segments=self.segments)
+
+    def let_handoffs_end(self, engine: EnginePlan, limit_s: float) -> None:
+        assert limit_s > 0
+        assert self.router.replicas[engine.name].draining
+        self.settled.append(engine.name)
+
+    def _view(self, name: str) -> ReplicaView:
+        facts, engine = self.router.replicas[name], self.engines[name]
+        return ReplicaView(
+            name=name,
+            role=engine.role,
+            url="",
+            instance=facts.instance,
+            epoch=facts.epoch,
+            usable=engine.is_up and facts.epoch is not None and not facts.draining,
+            draining=facts.draining,
+            breaker="closed",
+            active_sessions=0,
+            legs_in_flight=self.legs.get(name, 0),
+            tokens_in_flight=0,
+            handoffs_failed=self.handoffs_failed.get(name, 0),
+        )
 
     def boot(self, name: str) -> None:
         """Another life, behind the same port."""

@@ -131,7 +131,7 @@ class SimRouter:
         """A probe: another life is another member, without an epoch."""
         replica = self.replicas[engine.name]
         if replica.instance != engine.instance:
-            self.replicas[engine.name] = ReplicaFacts(instance=engine.instance, epoch=None, draining=replica.draining)
+            self.replicas[engine.name] = ReplicaFacts(instance=engine.instance, epoch=None, draining=False)
 
     def obey(self, command: acts.Command) -> None:
         """Raises `Refused`."""

@@ -111,7 +111,7 @@ class Control:
         """As `push`, of a version that has its name already."""
         reply = self._http.post(f"/jobs/{self.job}/weights", json={"source": source, **options})
         if reply.status_code == 409:
-            raise UpdateFailed(f"refused: {reply.json()['error']['message']}")
+            raise UpdateFailed(f"refused: {reply.json()['detail']}")
         version = str(source["version"])
         return Push(number=reply.raise_for_status().json()["number"], version=version, weights=weights_of(version))
 

@@ -66,6 +66,16 @@ def test_a_master_that_is_not_the_jobs_own_is_believed_itself(pool: PoolClient) 
         joined.count_keys("", PURGE_S)
 
 
+def test_how_much_of_it_is_used(pool: PoolClient) -> None:
+    use = pool.use(PURGE_S)
+    assert use.mounted_bytes == 64 << 20
+    assert use.keys == PER_PREFIX * (len(NOT_OF_EPOCH_1) + 1)
+    assert 0 < use.used_bytes < use.mounted_bytes
+    gone = PoolClient(python=pool.python, master_address=f"{HOST}:1", metrics_url=f"http://{HOST}:1/metrics")
+    with pytest.raises(PoolCallFailed, match="Connection refused"):
+        gone.use(1)
+
+
 def test_a_wipe_takes_everything(pool: PoolClient) -> None:
     assert pool.wipe(PURGE_S) == PER_PREFIX * (len(NOT_OF_EPOCH_1) + 1)
     assert pool.count_keys("", PURGE_S) == 0

@@ -1,17 +1,20 @@
-"""The control API behind a real server, over a service on fakes; every error has one shape."""
+"""The control API behind a real server, over a service on fakes; every error is a problem as RFC 9457 has it."""
 
 from __future__ import annotations
 
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from orchestrator.api.routes_job import MAX_BODY_BYTES
+from orchestrator.api.access import Access
+from orchestrator.api.guard import MAX_BODY_BYTES
+from orchestrator.api.problems import Problem
 from orchestrator.api.server import build_app
 from orchestrator.errors import Complaint, HeadraceError
 from tests.fakes.fake_launch import NOW, FakeFleet
@@ -35,7 +38,7 @@ def fleet(tmp_path: Path) -> FakeFleet:
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
-    yield serve(build_app(fleet.service(), token=None))
+    yield serve(build_app(fleet.service(), access=None))
     settle(fleet)
 
 
@@ -55,16 +58,18 @@ def wait_for(fleet: FakeFleet, phase: str) -> None:
     settle(fleet)
 
 
-def error(reply: httpx.Response, status: int) -> dict[str, Any]:
-    """The error of a reply; every one has this shape, and none shows our insides."""
+def problem(reply: httpx.Response, status: int) -> dict[str, Any]:
+    """Every answer that is no success has this shape, and none shows our insides."""
     assert reply.status_code == status, reply.text
-    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["content-type"] == "application/problem+json"
     body: dict[str, Any] = reply.json()
-    assert list(body) == ["error"]
-    assert set(body["error"]) == {"message", "complaints"}
-    assert body["error"]["message"]
+    assert Problem.model_validate(body).model_dump() == body
+    assert body["status"] == status
+    assert body["instance"] == reply.url.raw_path.decode().partition("?")[0]
+    assert body["title"]
+    assert body["detail"]
     assert "Traceback" not in reply.text
-    return dict(body["error"])
+    return body
 
 
 def test_start_look_list_stop(fleet: FakeFleet, api: httpx.Client) -> None:
@@ -106,47 +111,77 @@ def test_a_failed_start_says_why(fleet: FakeFleet, api: httpx.Client) -> None:
     assert "did not open its gate: answered 500" in api.get("/jobs/demo").json()["reason"]
 
 
-def test_a_job_that_is_there_already(fleet: FakeFleet, api: httpx.Client) -> None:
+def test_a_start_may_be_asked_for_again(fleet: FakeFleet, api: httpx.Client) -> None:
     api.post("/jobs", json=pd_data())
     wait_for(fleet, "ready")
-    assert "already recorded as ready" in error(api.post("/jobs", json=pd_data()), 409)["message"]
+    started = list(fleet.machine.started)
+    again = api.post("/jobs", json={**pd_data(), "ports": {}, "launch.ready_timeout": "15m"})
+    assert (again.status_code, again.json()["phase"]) == (200, "ready")
+    assert again.json()["spec_hash"] == api.get("/jobs/demo").json()["spec_hash"]
+    assert fleet.machine.started == started
+
+
+def test_two_starts_at_once_are_one(fleet: FakeFleet, api: httpx.Client) -> None:
+    url = f"{api.base_url}/jobs"
+    with ThreadPoolExecutor(4) as pool:
+        replies = list(pool.map(lambda _: httpx.post(url, json=pd_data(), trust_env=False), range(4)))
+    assert {reply.status_code for reply in replies} <= {200, 202}
+    wait_for(fleet, "ready")
+    assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
+
+
+def test_another_job_file_under_the_name_of_a_living_job(fleet: FakeFleet, api: httpx.Client) -> None:
+    api.post("/jobs", json=pd_data())
+    wait_for(fleet, "ready")
+    found = problem(api.post("/jobs", json=pd_data(router={"retries": 5}, env={"HF_TOKEN": "hf_abcdefgh"})), 409)
+    assert "already recorded as ready, from another job file" in found["detail"]
+    assert {one["field"]: one["problem"] for one in found["errors"]} == {
+        "env.HF_TOKEN": 'is not set in the recorded job, and "(left out)" here',
+        "router.retries": "is not set in the recorded job, and 5 here",
+    }
+
+
+def test_a_job_that_is_being_stopped_is_not_started_again_yet(fleet: FakeFleet, api: httpx.Client) -> None:
+    job = fleet.running()
+    fleet.store.set_phase("demo", job.run_id, "stopping", "", NOW)
+    assert "already recorded as stopping" in problem(api.post("/jobs", json=pd_data()), 409)["detail"]
 
 
 def test_a_job_file_with_a_wrong_field(api: httpx.Client) -> None:
-    found = error(api.post("/jobs", json=pd_data(models={"path": "x"})), 422)
-    assert [one["field"] for one in found["complaints"]] == ["models"]
-    assert "model" in found["complaints"][0]["mend"]
+    found = problem(api.post("/jobs", json=pd_data(models={"path": "x"})), 422)
+    assert [one["field"] for one in found["errors"]] == ["models"]
+    assert "model" in found["errors"][0]["mend"]
 
 
 @pytest.mark.parametrize("key", ["body", "syntax"])
 def test_an_unknown_key_is_a_wrong_field_whatever_its_name(api: httpx.Client, key: str) -> None:
-    error(api.post("/jobs", json=pd_data(**{key: 1})), 422)
+    problem(api.post("/jobs", json=pd_data(**{key: 1})), 422)
 
 
 def test_a_plan_that_must_not_run(api: httpx.Client) -> None:
-    found = error(api.post("/jobs", json=pd_data(roles={"prefill": {"engine": {"block_size": 64}}})), 422)
-    assert "block_size" in found["complaints"][0]["field"]
+    found = problem(api.post("/jobs", json=pd_data(roles={"prefill": {"engine": {"block_size": 64}}})), 422)
+    assert "block_size" in found["errors"][0]["field"]
 
 
 def test_a_backend_that_is_not_here(api: httpx.Client) -> None:
-    error(api.post("/jobs", json=pd_data(launch={"backend": "slurm"})), 422)
+    problem(api.post("/jobs", json=pd_data(launch={"backend": "slurm"})), 422)
 
 
 @pytest.mark.parametrize("method", ["get", "delete"])
 def test_an_unknown_job(api: httpx.Client, method: str) -> None:
-    assert "recorded jobs: none" in error(api.request(method, "/jobs/nobody"), 404)["message"]
-    error(api.delete("/jobs/nobody", params={"wait": "false"}), 404)
+    assert "recorded jobs: none" in problem(api.request(method, "/jobs/nobody"), 404)["detail"]
+    problem(api.delete("/jobs/nobody", params={"wait": "false"}), 404)
 
 
 def test_an_unknown_route_and_a_wrong_method(api: httpx.Client) -> None:
-    error(api.get("/no/such/route"), 404)
+    problem(api.get("/no/such/route"), 404)
     reply = api.put("/jobs")
-    error(reply, 405)
+    problem(reply, 405)
     assert set(reply.headers["allow"].split(", ")) <= {"GET", "POST"}
 
 
 def test_a_parameter_that_is_none(api: httpx.Client) -> None:
-    assert "wait" in error(api.delete("/jobs/demo", params={"wait": "perhaps"}), 422)["message"]
+    assert "wait" in problem(api.delete("/jobs/demo", params={"wait": "perhaps"}), 422)["detail"]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +199,7 @@ def test_a_parameter_that_is_none(api: httpx.Client) -> None:
 )
 def test_a35_a_body_that_is_no_job_file(api: httpx.Client, fleet: FakeFleet, body: bytes) -> None:
     refused = api.post("/jobs", content=body, headers={"content-type": "application/json"})
-    assert error(refused, 400)["complaints"]
+    assert problem(refused, 400)["errors"]
     after = api.get("/health")
     assert after.json() == {"status": "ok"}
     assert local_port(after) == local_port(refused)
@@ -174,22 +209,22 @@ def test_a35_a_body_that_is_no_job_file(api: httpx.Client, fleet: FakeFleet, bod
 def test_a_toml_body_that_nests_without_brackets(api: httpx.Client, fleet: FakeFleet) -> None:
     body = b"[" + b"a." * 5_000 + b"a]\n"
     refused = api.post("/jobs", content=body, headers={"content-type": "application/toml"})
-    assert "nested too deep" in error(refused, 400)["message"]
+    assert "nested too deep" in problem(refused, 400)["detail"]
     assert fleet.store.names() == []
 
 
 def test_a_body_larger_than_any_job_file(api: httpx.Client) -> None:
-    assert str(MAX_BODY_BYTES) in error(api.post("/jobs", content=b"x" * (MAX_BODY_BYTES + 1)), 413)["message"]
+    assert str(MAX_BODY_BYTES) in problem(api.post("/jobs", content=b"x" * (MAX_BODY_BYTES + 1)), 413)["detail"]
 
 
 def test_a_token_is_asked_for_everywhere_but_at_the_health_route(
     fleet: FakeFleet, serve: Callable[[Any], httpx.Client]
 ) -> None:
-    client = serve(build_app(fleet.service(), token="secret"))
+    client = serve(build_app(fleet.service(), Access({"secret": "admin"})))
     assert client.get("/health").status_code == 200
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
         reply = client.get("/jobs", headers=headers)
-        error(reply, 401)
+        problem(reply, 401)
         assert reply.headers["www-authenticate"] == "Bearer"
     assert client.get("/jobs", headers={"authorization": "Bearer secret"}).json() == {"jobs": []}
 
@@ -202,10 +237,10 @@ def broken(raises: Exception) -> Callable[..., Any]:
 
 
 def test_an_error_that_nobody_foresaw_is_json_and_shows_nothing(fleet: FakeFleet, api: httpx.Client) -> None:
-    fleet.store.names = broken(ZeroDivisionError("/secret/path"))  # type: ignore[method-assign]
+    fleet.store.heads = broken(ZeroDivisionError("/secret/path"))  # type: ignore[method-assign]
     reply = api.get("/jobs")
-    del fleet.store.names
-    assert "unexpected ZeroDivisionError" in error(reply, 500)["message"]
+    del fleet.store.heads
+    assert "unexpected ZeroDivisionError" in problem(reply, 500)["detail"]
     assert "secret" not in reply.text
     after = api.get("/jobs")
     assert after.status_code == 200
@@ -213,15 +248,15 @@ def test_an_error_that_nobody_foresaw_is_json_and_shows_nothing(fleet: FakeFleet
 
 
 def test_an_error_of_ours_keeps_its_text(fleet: FakeFleet, api: httpx.Client) -> None:
-    fleet.store.names = broken(HeadraceError(str(Complaint(field="x", problem="y", mend="z"))))  # type: ignore[method-assign]
+    fleet.store.heads = broken(HeadraceError(str(Complaint(field="x", problem="y", mend="z"))))  # type: ignore[method-assign]
     reply = api.get("/jobs")
-    del fleet.store.names
-    assert error(reply, 500)["message"] == "x: y; z"
+    del fleet.store.heads
+    assert problem(reply, 500)["detail"] == "x: y; z"
 
 
 def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
     fleet.record()
-    with serving(build_app(fleet.service(), token=None)):
+    with serving(build_app(fleet.service(), access=None)):
         wait_for(fleet, "ready")
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
 
@@ -229,7 +264,7 @@ def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
 def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
     job = fleet.running()
     fleet.store.set_phase("demo", job.run_id, "stopping", "", NOW)
-    with serving(build_app(fleet.service(), token=None)):
+    with serving(build_app(fleet.service(), access=None)):
         wait_for(fleet, "stopped")
     assert fleet.machine.living == {}
 
@@ -237,7 +272,7 @@ def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
 def test_a_start_that_another_process_drives_is_left_to_it(fleet: FakeFleet) -> None:
     service = fleet.service()
     admission = service.admit(fleet.spec())
-    with serving(build_app(service, token=None)):
+    with serving(build_app(service, access=None)):
         assert fleet.machine.started == []
     service.drive(admission, fleet.shown.append)
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
@@ -247,4 +282,4 @@ def test_a_start_that_another_process_drives_is_left_to_it(fleet: FakeFleet) -> 
 def test_a_body_that_a_web_page_could_post_unasked_is_refused(api: httpx.Client, kind: str | None) -> None:
     headers = {"content-type": kind} if kind else {}
     refused = api.post("/jobs", content=json.dumps(pd_data()), headers=headers)
-    assert "application/json" in error(refused, 415)["message"]
+    assert "application/json" in problem(refused, 415)["detail"]

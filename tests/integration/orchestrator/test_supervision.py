@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,10 +16,10 @@ import pytest
 
 from orchestrator.errors import JobFailed, UpdateRefused
 from orchestrator.observe.engines import PROBE_EPOCH
-from orchestrator.store.database import StateUnusable
 from orchestrator.store.driver_lock import CoordinatorLock
+from orchestrator.store.home import StateUnusable
 from orchestrator.store.jobs import StoredJob
-from orchestrator.store.updates import CoordinatorReplaced, EndedUpdate
+from orchestrator.store.updates import CoordinatorReplaced
 from orchestrator.supervision import supervise_all
 from orchestrator.weight_service import PushOptions
 from orchestrator.weights import acts, runner
@@ -192,10 +194,10 @@ def test_a_disk_that_takes_its_time_gets_nobody_restarted(fleet: FakeFleet, monk
     fleet.supervision().open(fleet.bring_up())
     write = fleet.updates.record
 
-    def written_slowly(job: str, run_id: str, generation: int, position: str, ended: EndedUpdate | None) -> None:
+    def written_slowly(job: str, run_id: str, generation: int, position: str, *more: Any) -> None:
         if '"phase":"resume"' in position:
             time.sleep(0.3)
-        write(job, run_id, generation, position, ended)
+        write(job, run_id, generation, position, *more)
 
     monkeypatch.setattr(fleet.updates, "record", written_slowly)
     monkeypatch.setattr(runner, "HELD_UP_S", 0.05)
@@ -310,3 +312,50 @@ def test_what_was_asked_for_belongs_to_its_run(fleet: FakeFleet, job: StoredJob)
         late.record(position)
     with pytest.raises(CoordinatorReplaced):
         Journal(fleet.updates, "demo", "run-1")
+
+
+def told(fleet: FakeFleet) -> list[str]:
+    return [each.event.text for each in fleet.store.events.since(0, 1000, "demo")]
+
+
+def test_an_update_is_told_step_by_step(fleet: FakeFleet, job: StoredJob) -> None:
+    seq = fleet.store.events.newest_seq()
+    weights = fleet.weights()
+    weights.see_through("demo", weights.push("demo", None, source("step-1"), AS_SET).number)
+    events = [each.event for each in fleet.store.events.since(seq, 1000, "demo")]
+    kinds = [event.kind for event in events]
+    assert kinds[:2] == ["update_asked", "job_adopted"]
+    assert kinds.count("update_ended") == kinds.count("version_committed") == 1
+    phases = [event.data["phase"] for event in events if event.kind == "update_phase"]
+    assert phases[:2] == ["prefetch", "hold"]
+    assert phases[-1] == "purge"
+    gates = [event.data["gate"] for event in events if event.kind == "gate"]
+    assert gates == ["holding", "frozen", "open"]
+    joined = [(event.process, event.data) for event in events if event.kind == "engine_joined"]
+    assert sorted(joined) == [(name, {"version": "step-1", "epoch": 2}) for name in ("decode-0", "prefill-0")]
+    assert "/checkpoints" not in str(events)
+
+
+def test_whoever_adopts_a_job_says_what_was_found(fleet: FakeFleet, job: StoredJob) -> None:
+    fleet.machine.on_start = lambda name: fleet.receivers.boot(name) if name in fleet.receivers.engines else None
+    fleet.receivers.engines["decode-0"].end()
+    fleet.machine.kill("decode-0")
+    fleet.probe.never_ready = {"prefill-0"}
+    with supervised(fleet):
+        until(lambda: any("supervised under pid" in text for text in told(fleet)))
+        fleet.probe.never_ready = set()
+        until(lambda: fleet.machine.started.count("decode-0") == 2)
+        until(lambda: is_whole(fleet, FIRST_VERSION, 1))
+    (adopted,) = [text for text in told(fleet) if "supervised under pid" in text]
+    assert f"under pid {os.getpid()}" in adopted
+    assert "not running: decode-0" in adopted
+    assert "not answering: prefill-0" in adopted
+    assert [text for text in told(fleet) if text.startswith("decode-0 (pid")] != []
+
+
+def test_an_adopted_update_is_named(fleet: FakeFleet, job: StoredJob) -> None:
+    fleet.receivers.silent = {"prefill-0"}
+    fleet.weights().push("demo", None, source("step-1"), AS_SET)
+    fleet.supervision().keep("demo", lambda position: position.course is not None)
+    fleet.supervision().keep("demo", lambda _position: True)
+    assert any(re.match(r"supervised, update 1 goes on in \w+ \(forward\), under pid", text) for text in told(fleet))

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from orchestrator.api import routes_rlhf
+from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
 from orchestrator.errors import UpdateRefused
 from orchestrator.supervision import supervise_all
@@ -35,7 +36,7 @@ def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[http
     """Of a control plane that supervises a job which serves."""
     fleet.record(fleet.plan(weights={"limits": LIMITS}))
     fleet.supervision().open(fleet.bring_up())
-    client = serve(build_app(fleet.service(), TOKEN))
+    client = serve(build_app(fleet.service(), Access({TOKEN: "admin"})))
     client.headers["authorization"] = f"Bearer {TOKEN}"
     stopping = threading.Event()
     supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
@@ -48,7 +49,7 @@ def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[http
 
 def message(reply: httpx.Response, status: int) -> str:
     assert reply.status_code == status, reply.text
-    return str(reply.json()["error"]["message"])
+    return str(reply.json()["detail"])
 
 
 def test_a_push_and_what_is_told_of_it(fleet: FakeFleet, api: httpx.Client) -> None:
@@ -163,7 +164,7 @@ def test_what_comes_while_a_trainer_finishes_is_not_undone(fleet: FakeFleet, api
     sessions = routes_rlhf.RlhfSessions(weights)
     sessions.start("demo")
     sessions.update("demo", {"source": SOURCE})
-    assert sessions.finish("demo", None)["update"] == 1
+    assert sessions.finish("demo", None).update == 1
     with pytest.raises(UpdateRefused, match="no source was named" if call == "start" else "was started here"):
         sessions.finish("demo", None)
 

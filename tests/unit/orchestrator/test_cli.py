@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.store.events import Event
 from tests.fakes.fake_launch import FakeFleet
 
 JOB = """
@@ -121,7 +122,8 @@ def test_wrong_use(cli: Cli) -> None:
 
 def test_no_job_yet(cli: Cli) -> None:
     assert "no job is recorded" in cli("status", code=0).stdout
-    for command in ("status", "down", "logs"):
+    assert cli("events", code=0).stdout == ""
+    for command in ("status", "down", "logs", "events"):
         assert "no job is called 'x'; recorded jobs: none" in cli(command, "x", code=1).stderr
 
 
@@ -141,6 +143,27 @@ def test_a_recorded_job(cli: Cli, stopped: FakeFleet) -> None:
     assert f"files       {job.directory}" in shown.splitlines()
     assert json.loads(cli("status", "demo", "--json", code=0).stdout)["phase"] == "stopped"
     assert f"demo: stopped; logs stay in {job.run.log_dir}" in cli("down", "demo", code=0).stdout
+
+
+def test_events(cli: Cli, stopped: FakeFleet) -> None:
+    every = cli("events", "demo", code=0).stdout.splitlines()
+    assert every[0].endswith("  demo  starting")
+    assert every[-1].endswith("  demo  stopped")
+    assert cli("events", "-n", "2", code=0).stdout.splitlines() == every[-2:]
+    page = json.loads(cli("events", "demo", "--since", "1", "--json", code=0).stdout)
+    assert [event["seq"] for event in page["events"]] == [*range(2, len(every) + 1)]
+    assert page["next"] == len(every)
+
+
+def test_events_are_followed(cli: Cli, stopped: FakeFleet) -> None:
+    command = [*cli.command, "events", "demo", "-n", "1", "--follow", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as following:
+        assert following.stdout is not None
+        assert json.loads(following.stdout.readline())["text"] == "stopped"
+        stopped.store.events.note("demo", Event(kind="remark", text="new"))
+        assert json.loads(following.stdout.readline())["text"] == "new"
+        following.terminate()
+        assert following.wait(20) == 130
 
 
 def test_logs(cli: Cli, stopped: FakeFleet) -> None:

@@ -37,6 +37,7 @@ def job(phase: Phase, *units: UnitStatus, reason: str = "") -> JobStatus:
         reason=reason,
         age_s=185,
         directory=LONG,
+        spec_hash="",
         model="small",
         units=list(units),
         engines=[EngineStatus(name="prefill-0", role="prefill", url="http://127.0.0.1:1", state="ready")],

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
-from orchestrator.store.database import Database, StateUnusable, home_folder
+from orchestrator.store.database import Database
+from orchestrator.store.home import StateUnusable
 
 
 def mode(path: Path) -> int:
@@ -57,17 +60,40 @@ def test_a_folder_that_cannot_be_used_is_named_with_its_mend(tmp_path: Path, obs
         Database(home)
 
 
-@pytest.mark.parametrize(
-    ("variables", "folder"),
-    [
-        ({"HEADRACE_HOME": "/data/headrace"}, "/data/headrace"),
-        ({"HEADRACE_HOME": "", "XDG_STATE_HOME": "/state"}, "/state/headrace"),
-        ({"HOME": "/home/u"}, "/home/u/.local/state/headrace"),
-    ],
-)
-def test_home_folder(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], folder: str) -> None:
-    for name in ("HEADRACE_HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    assert home_folder() == Path(folder)
+def test_whoever_reads_keeps_nobody_from_writing_and_sees_nothing_of_it(tmp_path: Path) -> None:
+    reader, writer = Database(tmp_path), Database(tmp_path)
+    with reader.reading() as connection:
+        before = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        with writer.transaction() as other:
+            other.execute("CREATE TABLE extra (x)")
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == before
+    with reader.reading() as connection:
+        assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0] == before + 1
+
+
+def test_a_state_folder_of_a_process_that_ended_is_one_file(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    assert (tmp_path / "headrace.db-wal").exists()
+    del database
+    gc.collect()
+    assert [path.name for path in tmp_path.iterdir()] == ["headrace.db"]
+
+
+def test_many_transactions_in_many_threads(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    with database.transaction() as connection:
+        connection.execute("CREATE TABLE counts (n)")
+        connection.execute("INSERT INTO counts VALUES (0)")
+
+    def add() -> None:
+        for _ in range(20):
+            with database.transaction() as connection:
+                connection.execute("UPDATE counts SET n = n + 1")
+
+    threads = [threading.Thread(target=add) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    with database.reading() as connection:
+        assert connection.execute("SELECT n FROM counts").fetchone()[0] == 160

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from orchestrator.store.database import StateUnusable
-from orchestrator.store.driver_lock import DriverLock
+from orchestrator.store.driver_lock import ControlPlaneLock, DriverLock, StateInUse
+from orchestrator.store.home import StateUnusable
 
 HOLD = """
 import sys, time
@@ -62,3 +63,12 @@ def test_a_folder_that_takes_no_lock_is_named(tmp_path: Path) -> None:
     (tmp_path / "job").write_text("a file where a folder belongs")
     with pytest.raises(StateUnusable, match=r"driver\.lock cannot be used"):
         DriverLock(tmp_path / "job").acquire()
+
+
+def test_a_second_control_plane_is_told_of_the_first(tmp_path: Path) -> None:
+    first = ControlPlaneLock(tmp_path)
+    first.take()
+    with pytest.raises(StateInUse, match=rf"pid {os.getpid()}\) runs on {tmp_path}; .*HEADRACE_HOME"):
+        ControlPlaneLock(tmp_path).take()
+    first.release()
+    ControlPlaneLock(tmp_path).take()

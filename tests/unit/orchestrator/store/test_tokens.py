@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.database import StateUnusable
-from orchestrator.store.tokens import kept_token, write_fresh_token
+from orchestrator.store.home import StateUnusable
+from orchestrator.store.tokens import TokensRefused, kept_token, read_roles, write_fresh_token
 
 
 def test_a_kept_token_stays(tmp_path: Path) -> None:
@@ -34,3 +34,34 @@ def test_a_folder_in_its_place_is_an_error_with_the_path(tmp_path: Path) -> None
     for call in (write_fresh_token, kept_token):
         with pytest.raises(StateUnusable, match="token"):
             call(path)
+
+
+def written(folder: Path, text: str, mode: int = 0o600) -> Path:
+    path = folder / "tokens.toml"
+    path.write_text(text)
+    path.chmod(mode)
+    return path
+
+
+def test_tokens_with_their_roles(tmp_path: Path) -> None:
+    path = written(tmp_path, '"a b" = "viewer"\nplain = "trainer"\n')
+    assert read_roles(path) == {"a b": "viewer", "plain": "trainer"}
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_file_of_tokens_that_others_can_read(tmp_path: Path, mode: int) -> None:
+    path = written(tmp_path, 'secret = "viewer"\n', mode)
+    with pytest.raises(TokensRefused, match=f"chmod 600 {path}"):
+        read_roles(path)
+
+
+@pytest.mark.parametrize("text", ['sec"ret = 1', "secret = 1", 'secret = "root"', '"" = "viewer"', "[secret]", "\0"])
+def test_a_file_of_tokens_that_says_something_else(tmp_path: Path, text: str) -> None:
+    with pytest.raises(TokensRefused, match=r"tokens\.toml") as refused:
+        read_roles(written(tmp_path, text))
+    assert "secret" not in str(refused.value)
+
+
+def test_no_file_of_tokens(tmp_path: Path) -> None:
+    with pytest.raises(TokensRefused, match="No such file"):
+        read_roles(tmp_path / "none")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,16 +12,8 @@ from orchestrator.store.database import Database
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.jobs import JobStore, Phase, StoredJob
 from orchestrator.supervisor.state import UnitState
-from orchestrator.supervisor.view import JobView, UnitView, true_phase, view_job
+from orchestrator.supervisor.view import JobView, glance_at_jobs, true_phase, view_job
 from tests.fakes.fake_launch import FakeFleet
-
-
-def units(*states: UnitState) -> list[UnitView]:
-    return [
-        UnitView(name=f"u{index}", node="n", state=state, pid=None, seconds=0, detail="", log="")
-        for index, state in enumerate(states)
-    ]
-
 
 UP = ("ready", "ready")
 ONE_DEAD = ("ready", "dead")
@@ -54,7 +47,8 @@ ONE_WAITS = ("starting", "waiting")
     ],
 )
 def test_true_phase(recorded: Phase, driven: bool, states: tuple[UnitState, ...], phase: Phase, says: str) -> None:
-    shown, reason = true_phase(recorded, "why", units(*states), driven=driven)
+    named = {f"u{index}": state for index, state in enumerate(states)}
+    shown, reason = true_phase(recorded, "why", named, driven=driven)
     assert shown == phase
     assert says in reason
 
@@ -117,3 +111,23 @@ def test_a_start_that_ends_while_it_is_looked_at_is_not_called_abandoned(fleet: 
     fleet.running()
     view = view_job(StaleOnce(Database(fleet.home)), "demo", fleet.backend(), fleet.probe)
     assert view.phase == "ready"
+
+
+def test_a_glance_at_all_jobs_tells_who_lives_and_asks_nobody(fleet: FakeFleet) -> None:
+    job = fleet.running()
+    fleet.machine.kill("decode-0")
+    fleet.probe.asked.clear()
+    (glance,) = glance_at_jobs(fleet.store, fleet.backend())
+    assert (glance.phase, glance.reason) == ("degraded", "not running: decode-0")
+    assert {record.name for record in glance.alive} == {record.name for record in job.records} - {"decode-0"}
+    assert fleet.probe.asked == []
+
+
+@pytest.mark.parametrize(("age_s", "phase"), [(0.0, "starting"), (60.0, "abandoned")])
+def test_a_glance_gives_a_driver_a_moment_to_come(fleet: FakeFleet, age_s: float, phase: Phase) -> None:
+    job = fleet.record(now=time.time() - age_s)
+    assert [glance.phase for glance in glance_at_jobs(fleet.store, fleet.backend())] == [phase]
+    lock = DriverLock(job.directory)
+    assert lock.acquire()
+    assert [glance.phase for glance in glance_at_jobs(fleet.store, fleet.backend())] == ["starting"]
+    lock.release()

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store.driver_lock import DriverLock
+from orchestrator.store.keeping import life_of
+from orchestrator.supervisor import restarts
+from orchestrator.supervisor.restarts import RestartPolicy
 from orchestrator.supervisor.watch import UnitNews, Watch
 from tests.fakes.fake_launch import FakeFleet
 
 DECODE_ENDED = UnitNews(unit="decode-0", what="ended")
+UNITS = ("mooncake-master", "storage-prefill-0", "prefill-0", "decode-0", "router")
 DECODE_READY = UnitNews(unit="decode-0", what="ready")
 
 
@@ -30,9 +34,15 @@ def watch(fleet: FakeFleet) -> Watch:
 
 def new_watch(fleet: FakeFleet) -> Watch:
     job = fleet.store.get("demo")
-    return Watch(
-        store=fleet.store, backend=fleet.backend(), probe=fleet.probe, job=job, units=("prefill-0", "decode-0")
-    )
+    return Watch(store=fleet.store, keeping=fleet.keeping, backend=fleet.backend(), probe=fleet.probe, job=job)
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> RestartPolicy:
+    """Of engines."""
+    policy = RestartPolicy(first_pause_s=0.001, longest_pause_s=0.001, steady_s=30.0, budget=4)
+    monkeypatch.setattr(restarts, "POLICIES", {**restarts.POLICIES, "engine": policy})
+    return policy
 
 
 def looks_until(watch: Watch, condition: Callable[[], bool]) -> list[UnitNews]:
@@ -48,7 +58,8 @@ def looks_until(watch: Watch, condition: Callable[[], bool]) -> list[UnitNews]:
 def restarted(fleet: FakeFleet, watch: Watch) -> list[UnitNews]:
     """Until another life of the decode engine is recorded."""
     before = fleet.store.get("demo").records
-    watch.restart("decode-0")
+    list(watch.look())
+    watch.restart("decode-0", "it cannot be used")
     return looks_until(watch, lambda: fleet.store.get("demo").records != before)
 
 
@@ -61,16 +72,15 @@ def test_nothing_is_said_while_nothing_changes(watch: Watch) -> None:
     assert [*watch.look(), *watch.look()] == []
 
 
-def test_an_end_is_said_once_and_nothing_is_started_unasked(fleet: FakeFleet, watch: Watch) -> None:
+@pytest.mark.parametrize("name", UNITS)
+def test_whatever_ends_is_said_once_and_started_again(fleet: FakeFleet, watch: Watch, name: str) -> None:
     assert list(watch.look()) == []
-    fleet.machine.kill("decode-0")
-    assert list(watch.look()) == [DECODE_ENDED]
-    assert fleet.machine.started.count("decode-0") == 1
-
-
-def test_one_that_is_not_watched_is_nobodys_business(fleet: FakeFleet, watch: Watch) -> None:
-    fleet.machine.kill("router")
-    assert list(watch.look()) == []
+    before = fleet.store.get("demo").records
+    fleet.machine.kill(name)
+    news = looks_until(watch, lambda: fleet.store.get("demo").records != before and is_up(fleet, name))
+    news += watch.look()
+    assert [(each.unit, each.what) for each in news] == [(name, "ended"), (name, "ready")]
+    assert [end.cause for end in fleet.keeping.ends("demo")[name]] == ["ended by signal 9"]
 
 
 def test_a_restart_ends_what_is_left_of_the_old_life(fleet: FakeFleet, watch: Watch) -> None:
@@ -86,8 +96,8 @@ def test_a_life_that_is_still_coming_up_is_left_alone(fleet: FakeFleet, watch: W
     fleet.probe.never_ready = {"decode-0"}
     restarted(fleet, watch)
     for _ in range(3):
-        watch.restart("decode-0")
-        looks_until(watch, lambda: not watch_is_busy(watch))
+        watch.restart("decode-0", "it cannot be used")
+        list(watch.look())
     fleet.probe.never_ready = set()
     looks_until(watch, lambda: is_up(fleet, "decode-0"))
     assert fleet.machine.started.count("decode-0") == 2
@@ -101,13 +111,56 @@ def test_a_life_that_is_given_up_as_soon_as_it_is_ready_is_ended(fleet: FakeFlee
     fleet.probe.never_ready = set()
     for news in successor.look():
         assert news == DECODE_READY
-        successor.restart("decode-0")
+        successor.restart("decode-0", "it cannot be used")
     looks_until(successor, lambda: fleet.machine.started.count("decode-0") == 3)
 
 
-def watch_is_busy(watch: Watch) -> bool:
+def test_a_life_that_somebody_wants_replaced_is_ended_though_it_is_still_coming_up(
+    fleet: FakeFleet, watch: Watch
+) -> None:
+    fleet.probe.never_ready = {"decode-0"}
+    restarted(fleet, watch)
     list(watch.look())
-    return bool(watch.waiting)
+    asked = life_of(watch.units["decode-0"].record)
+    for _ in range(3):
+        watch.replace("decode-0", asked)
+        looks_until(watch, lambda: fleet.machine.started.count("decode-0") == 3)
+    assert fleet.keeping.ends("demo") == {}, "nobody is to blame"
+
+
+def test_a_crash_loop_is_given_up_and_the_first_cause_is_known_to_whoever_watches_next(
+    fleet: FakeFleet, watch: Watch, quick: RestartPolicy
+) -> None:
+    fleet.machine.log_text = "ValueError: a later symptom\n"
+    fleet.machine.on_start = lambda name: fleet.machine.kill(name, exit_code=1)
+    fleet.machine.kill("decode-0", exit_code=3)
+    looks_until(watch, lambda: "decode-0" in watch.given_up)
+    assert fleet.machine.started.count("decode-0") == quick.budget
+    for each in (watch, new_watch(fleet)):
+        list(each.look())
+        assert str(each.given_up["decode-0"]).endswith("at first: ended with exit code 3; its log says: last line")
+    assert fleet.machine.started.count("decode-0") == quick.budget
+
+
+def test_one_that_was_given_up_is_started_once_somebody_asks(
+    fleet: FakeFleet, watch: Watch, quick: RestartPolicy
+) -> None:
+    fleet.machine.on_start = lambda name: fleet.machine.kill(name)
+    fleet.machine.kill("decode-0")
+    looks_until(watch, lambda: "decode-0" in watch.given_up)
+    fleet.machine.on_start = lambda _name: None
+    watch.replace("decode-0", life_of(watch.units["decode-0"].record))
+    looks_until(watch, lambda: is_up(fleet, "decode-0"))
+    assert watch.given_up == {}
+
+
+def test_what_cannot_be_ended_is_not_started_beside_it(fleet: FakeFleet, watch: Watch, quick: RestartPolicy) -> None:
+    fleet.machine.undying = {"decode-0"}
+    list(watch.look())
+    watch.restart("decode-0", "it cannot be used")
+    looks_until(watch, lambda: "decode-0" in watch.given_up)
+    assert fleet.machine.started.count("decode-0") == 1
+    assert watch.row("decode-0").first_cause == "it cannot be used"
 
 
 def test_whoever_begins_to_watch_says_who_is_not_ready(fleet: FakeFleet, watch: Watch) -> None:
@@ -129,7 +182,7 @@ def test_one_that_ends_before_it_is_ready_is_started_again(fleet: FakeFleet, wat
 
 def test_a_job_that_is_being_stopped_starts_nothing(fleet: FakeFleet, watch: Watch) -> None:
     fleet.service().begin_stop("demo")
-    watch.restart("decode-0")
+    fleet.machine.kill("decode-0")
     deadline = time.monotonic() + 0.2
     while time.monotonic() < deadline:
         list(watch.look())
@@ -139,7 +192,7 @@ def test_a_job_that_is_being_stopped_starts_nothing(fleet: FakeFleet, watch: Wat
 def test_a_driver_goes_first(fleet: FakeFleet, watch: Watch) -> None:
     lock = DriverLock(fleet.store.folder("demo"))
     assert lock.acquire()
-    watch.restart("decode-0")
+    fleet.machine.kill("decode-0")
     for _ in range(20):
         list(watch.look())
     assert fleet.machine.started.count("decode-0") == 1

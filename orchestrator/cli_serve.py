@@ -1,0 +1,89 @@
+"""`headrace serve`: who may call the control API, and where it listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import signal
+from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from orchestrator.compose import local_service
+from orchestrator.service import JobService
+from orchestrator.store.driver_lock import ControlPlaneLock
+from orchestrator.store.home import home_folder
+from orchestrator.store.tokens import Role, TokensRefused, kept_token, read_roles
+
+TOKEN_VARIABLES: dict[str, Role] = {
+    "HEADRACE_API_TOKEN": "admin",
+    "HEADRACE_TRAINER_TOKEN": "trainer",
+    "HEADRACE_VIEWER_TOKEN": "viewer",
+}
+ADMIN_TOKEN_FILE = "api-token"
+LAST_REPLIES_S = 10
+"""How long a server that is told to end waits for open replies, of which a log that is followed never ends."""
+err = Console(stderr=True)
+
+
+def serve(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8700,
+    tokens: Annotated[
+        Path | None, typer.Option(help='TOML file of lines "TOKEN" = "viewer" (trainer, admin), for you alone (0600).')
+    ] = None,
+) -> None:
+    """Answer the HTTP control API: POST /jobs, GET /jobs/{name}, DELETE /jobs/{name}, ...
+
+    Callers send a bearer token: one of --tokens, the value of HEADRACE_API_TOKEN (an admin), HEADRACE_TRAINER_TOKEN or
+    HEADRACE_VIEWER_TOKEN, or, where none of them is an admin's, that of the file api-token in the state folder.
+    """
+    home = home_folder()
+    run_server(local_service(home), home, host, port, tokens)
+
+
+def run_server(service: JobService, home: Path, host: str, port: int, tokens: Path | None) -> None:
+    """Answer until the process is told to end."""
+    given = given_tokens(tokens, os.environ)
+    if not given and not _is_loopback(host):
+        mend = "give tokens with --tokens or HEADRACE_API_TOKEN, or listen on 127.0.0.1"
+        raise TokensRefused(f"--host {host} can be reached from other machines, and nobody was given a token; {mend}")
+    if "admin" not in given.values():
+        # Whoever reaches the API can start programs, and loopback is open to every user of the machine.
+        given[kept_token(home / ADMIN_TOKEN_FILE)] = "admin"
+        err.print(Text(f"the admin's bearer token is in {home / ADMIN_TOKEN_FILE}"), soft_wrap=True)
+    ControlPlaneLock(home).take()
+    # Loading the web framework takes longer than most other commands run.
+    import uvicorn
+
+    from orchestrator.api.access import Access
+    from orchestrator.api.server import build_app
+
+    app = build_app(service, Access(given))
+    given.clear()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    uvicorn.run(app, host=host, port=port, log_level="info", timeout_graceful_shutdown=LAST_REPLIES_S)
+
+
+def given_tokens(file: Path | None, environment: MutableMapping[str, str]) -> dict[str, Role]:
+    """Of the file and of the environment, which loses them: what is started from here inherits it.
+
+    Raises:
+        TokensRefused: the file cannot be used.
+    """
+    tokens = read_roles(file) if file is not None else {}
+    for variable, role in TOKEN_VARIABLES.items():
+        if token := environment.pop(variable, ""):
+            tokens[token] = role
+    return tokens
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

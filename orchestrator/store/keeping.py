@@ -1,0 +1,180 @@
+"""What has to survive of keeping a job's processes: how their lives ended, and what somebody has asked of one of them.
+
+`supervisor/watch.py` notes ends, `replica_service.py` requests; `supervision.py` carries requests out. All belongs to
+one run of a job, and goes with that run's record.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from dataclasses import dataclass
+from typing import Literal
+
+from deploy.unit import UnitRecord
+from orchestrator.errors import RequestRefused, RequestUnknown
+from orchestrator.store.database import Database
+from orchestrator.store.events import Event, note
+
+RequestKind = Literal["restart", "drain", "undrain"]
+RequestOutcome = Literal["done", "refused", "failed"]
+ENDS_KEPT = 50
+"""Per unit: more than any budget of restarts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitEnd:
+    """One life of a process that ended, or that was given up."""
+
+    at: float
+    """Unix time."""
+    ready_s: float
+    """How long it had been ready; 0 where it never was."""
+    cause: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaRequest:
+    """What somebody has asked of one process of a job."""
+
+    number: int
+    """From 1 up within a run of the job."""
+    kind: RequestKind
+    unit: str
+    why: str
+    """In words, for whoever looks."""
+    is_forced: bool
+    life: str
+    """The one that a restart is to end."""
+    asked_at: float
+    begun_at: float | None
+    outcome: RequestOutcome | None
+    """None while it has not ended."""
+    note: str
+    """What a person should know of how it ended."""
+    ended_at: float | None
+
+
+def life_of(record: UnitRecord) -> str:
+    """Names one life of a unit."""
+    return f"{record.boot_id}:{record.pid}:{record.start_ticks}"
+
+
+class KeepingStore:
+    """Of all jobs; every method is one transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def note_end(self, job: str, run_id: str, unit: str, life: str, end: UnitEnd) -> None:
+        """Said again, of the same life, it stays as it was said first."""
+        with self._database.transaction() as connection:
+            if not _is_present(connection, job, run_id):
+                return
+            connection.execute(
+                "INSERT OR IGNORE INTO unit_ends VALUES (?, ?, ?, ?, ?, ?)",
+                (job, unit, life, end.at, end.ready_s, end.cause),
+            )
+            connection.execute(
+                "DELETE FROM unit_ends WHERE job = ?1 AND unit = ?2 AND rowid NOT IN"
+                " (SELECT rowid FROM unit_ends WHERE job = ?1 AND unit = ?2 ORDER BY rowid DESC LIMIT ?3)",
+                (job, unit, ENDS_KEPT),
+            )
+
+    def forget_ends(self, job: str, unit: str) -> None:
+        """Somebody wants it to be started as if it had never ended."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM unit_ends WHERE job = ? AND unit = ?", (job, unit))
+
+    def ends(self, job: str) -> dict[str, list[UnitEnd]]:
+        """By unit, in their order."""
+        found: dict[str, list[UnitEnd]] = {}
+        with self._database.reading() as connection:
+            for row in connection.execute("SELECT * FROM unit_ends WHERE job = ? ORDER BY rowid", (job,)):
+                end = UnitEnd(at=row["at"], ready_s=row["ready_s"], cause=row["cause"])
+                found.setdefault(row["unit"], []).append(end)
+        return found
+
+    def ask(
+        self, job: str, run_id: str, kind: RequestKind, record: UnitRecord, *, why: str, is_forced: bool, now: float
+    ) -> int:
+        """Note a request about the life that a unit has now; its number.
+
+        Raises:
+            RequestRefused: one about this unit has not ended yet, or the job is in another run.
+        """
+        with self._database.transaction() as connection:
+            if not _is_present(connection, job, run_id):
+                raise RequestRefused(f"job {job!r} is in another run")
+            query = "SELECT number FROM replica_requests WHERE job = ? AND unit = ? AND outcome = ''"
+            open_one = connection.execute(query, (job, record.name)).fetchone()
+            if open_one is not None:
+                raise RequestRefused(f"request {open_one['number']} about {record.name} has not ended yet")
+            query = "SELECT COALESCE(MAX(number), 0) + 1 AS number FROM replica_requests WHERE job = ?"
+            number = int(connection.execute(query, (job,)).fetchone()["number"])
+            connection.execute(
+                "INSERT INTO replica_requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, '', '', NULL)",
+                (job, number, kind, record.name, why, is_forced, life_of(record), now),
+            )
+            text = f"request {number}: {kind} {record.name}{': ' + why if why else ''}"
+            data = {"number": number, "request": kind, "forced": is_forced}
+            note(connection, job, Event(kind="request_asked", text=text, process=record.name, data=data), now)
+            return number
+
+    def begin(self, job: str, number: int, now: float) -> None:
+        """Before anything of it is done."""
+        with self._database.transaction() as connection:
+            query = "UPDATE replica_requests SET begun_at = ? WHERE job = ? AND number = ?"
+            connection.execute(query, (now, job, number))
+
+    def end(self, job: str, request: ReplicaRequest, outcome: RequestOutcome, why: str, now: float) -> None:
+        with self._database.transaction() as connection:
+            connection.execute(
+                "UPDATE replica_requests SET outcome = ?, note = ?, ended_at = ? WHERE job = ? AND number = ?",
+                (outcome, why, now, job, request.number),
+            )
+            text = f"request {request.number}: {request.kind} {request.unit}: {outcome}{': ' + why if why else ''}"
+            data = {"number": request.number, "request": request.kind, "outcome": outcome}
+            note(connection, job, Event(kind="request_ended", text=text, process=request.unit, data=data), now)
+
+    def requests(self, job: str) -> list[ReplicaRequest]:
+        """Of the job's present run, in their order."""
+        query = "SELECT * FROM replica_requests WHERE job = ? ORDER BY number"
+        with self._database.reading() as connection:
+            return [_request(row) for row in connection.execute(query, (job,))]
+
+    def request(self, job: str, number: int) -> ReplicaRequest:
+        """Raises `RequestUnknown`."""
+        query = "SELECT * FROM replica_requests WHERE job = ? AND number = ?"
+        with self._database.reading() as connection:
+            # As text, which SQLite compares as a number: its own integers end, and what a caller asks for may not.
+            row = connection.execute(query, (job, str(number))).fetchone()
+        if row is None:
+            raise RequestUnknown(f"job {job!r} has no request {number}")
+        return _request(row)
+
+
+def drained(requests: list[ReplicaRequest]) -> frozenset[str]:
+    """The replicas that are to get no requests: those whose newest drain or undrain that was begun is a drain."""
+    newest = {each.unit: each.kind for each in requests if each.kind != "restart" and each.begun_at is not None}
+    return frozenset(unit for unit, kind in newest.items() if kind == "drain")
+
+
+def _is_present(connection: sqlite3.Connection, job: str, run_id: str) -> bool:
+    query = "SELECT 1 FROM jobs WHERE name = ? AND run_id = ?"
+    return connection.execute(query, (job, run_id)).fetchone() is not None
+
+
+def _request(row: sqlite3.Row) -> ReplicaRequest:
+    return ReplicaRequest(
+        number=row["number"],
+        kind=row["kind"],
+        unit=row["unit"],
+        why=row["why"],
+        is_forced=bool(row["is_forced"]),
+        life=row["life"],
+        asked_at=row["asked_at"],
+        begun_at=row["begun_at"],
+        outcome=row["outcome"] or None,
+        note=row["note"],
+        ended_at=row["ended_at"],
+    )

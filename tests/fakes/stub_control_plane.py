@@ -1,0 +1,97 @@
+"""A control plane as `headrace serve` runs it, whose jobs are real processes that do nothing. Run as a script:
+
+    stub_control_plane HOME PORT [TOKENS]
+
+Its launcher, state folder, supervision and HTTP server are the real ones. What a plan would start is replaced by a
+process that writes a line and sleeps; what would be asked of engines, routers and pools is answered by models.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from connectors.pool_client import PoolUse
+from deploy.local.backend import LocalBackend
+from deploy.probe import ProbeResult
+from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord
+from orchestrator.cli_serve import run_server
+from orchestrator.plan.facts import ClusterFacts
+from orchestrator.plan.types import JobPlan
+from orchestrator.service import JobService
+from orchestrator.spec.job import JobSpec
+from orchestrator.store.jobs import JobStore
+from orchestrator.store.keeping import KeepingStore
+from orchestrator.store.updates import UpdateStore
+from orchestrator.supervision import Supervision
+from orchestrator.weight_service import WeightService
+from orchestrator.weights.audit import Audited
+from tests.fakes.fake_launch import FakeQuestions, UnsyncedDatabase
+from tests.fakes.fake_receivers import FakeReceivers
+from tests.unit.orchestrator.samples import facts_of
+
+
+class HarmlessBackend(LocalBackend):
+    """The real launcher, given other programs."""
+
+    def prepare(self, run: RunContext, units: Sequence[LaunchUnit], files: Sequence[PlannedFile]) -> None:
+        super().prepare(run, [_harmless(unit) for unit in units], files)
+
+    def start(self, run: RunContext, unit: LaunchUnit) -> UnitRecord:
+        return super().start(run, _harmless(unit))
+
+
+def _harmless(unit: LaunchUnit) -> LaunchUnit:
+    return replace(unit, argv=("/bin/sh", "-c", 'echo "$0 runs"; exec sleep 1000', unit.name))
+
+
+class UnauditedService(JobService):
+    """Its routers cannot be asked anything."""
+
+    def audit(self, name: str, most: int) -> tuple[Audited, ...]:
+        self.store.get(name)
+        return ()
+
+
+def stub_service(home: Path) -> JobService:
+    def facts(_spec: JobSpec, job_dir: Path, reserved: frozenset[int]) -> ClusterFacts:
+        given = facts_of(job_dir=str(job_dir), reserved_ports=reserved)
+        return replace(given, socket_dir=home / "sockets" / job_dir.name)
+
+    def probe(_probe: Probe, members: Sequence[int]) -> ProbeResult:
+        return ProbeResult(ready=bool(members), detail="it runs")
+
+    def receivers(plan: JobPlan) -> FakeReceivers:
+        return FakeReceivers({engine.name: engine.role for engine in plan.engines})
+
+    database = UnsyncedDatabase(home)
+    store, updates = JobStore(database), UpdateStore(database)
+    supervision = Supervision(
+        store=store,
+        updates=updates,
+        backend=HarmlessBackend,
+        probe=probe,
+        carry_out=lambda plan: receivers(plan).carry_out,
+        not_ready=lambda _router: None,
+        keeping=KeepingStore(database),
+        look_outside=lambda plan: receivers(plan).outside(),
+        let_handoffs_end=lambda _engine, _limit_s: None,
+    )
+    return UnauditedService(
+        store=store,
+        backend=HarmlessBackend,
+        facts=facts,
+        socket_dir=lambda job_dir: home / "sockets" / job_dir.name,
+        probe=probe,
+        questions=FakeQuestions(),
+        pool_use=lambda pool: PoolUse(mounted_bytes=pool.capacity_bytes, used_bytes=0, keys=0),
+        open_job=supervision.open,
+        weights=WeightService(store=store, updates=updates, supervision=supervision),
+    )
+
+
+if __name__ == "__main__":
+    state, port, *tokens = sys.argv[1:]
+    run_server(stub_service(Path(state)), Path(state), "127.0.0.1", int(port), Path(tokens[0]) if tokens else None)
