@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deploy.logs import follow, tail
-from orchestrator import cli_weights
+from orchestrator import cli_replicas, cli_weights
 from orchestrator.api.audit_schemas import AuditBody, audit_status
 from orchestrator.api.schemas import job_status
 from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_diagnosis, show_job, show_plan
@@ -44,6 +44,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_weights.app, name="weights")
+cli_replicas.add_commands(app)
 out = Console()
 err = Console(stderr=True)
 

@@ -9,9 +9,10 @@ from deploy import probe as readiness
 from deploy.local.backend import LocalBackend
 from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
-from orchestrator.observe.outside import let_handoffs_end, look_outside
+from orchestrator.observe.outside import let_handoffs_end, look_outside, replicas_of
 from orchestrator.observe.router import not_ready
 from orchestrator.plan.types import JobPlan
+from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore
@@ -28,6 +29,7 @@ def local_service(home: Path) -> JobService:
     """The service of this machine; its state lies in `home`."""
     database = Database(home)
     store, updates = JobStore(database), UpdateStore(database)
+    keeping = KeepingStore(database)
     supervision = Supervision(
         store=store,
         updates=updates,
@@ -35,7 +37,7 @@ def local_service(home: Path) -> JobService:
         probe=readiness.check,
         carry_out=_carry_out,
         not_ready=not_ready,
-        keeping=KeepingStore(database),
+        keeping=keeping,
         look_outside=look_outside,
         let_handoffs_end=let_handoffs_end,
     )
@@ -47,6 +49,7 @@ def local_service(home: Path) -> JobService:
         probe=readiness.check,
         questions=RunningEngines(),
         open_job=supervision.open,
+        replicas=ReplicaService(store=store, keeping=keeping, supervision=supervision, replicas=replicas_of),
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )
 

@@ -20,6 +20,7 @@ from orchestrator.errors import AuditFailed, JobExists, JobFailed, Unsupported
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import JobPlan
+from orchestrator.replica_service import ReplicaService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.home import StateUnusable
@@ -62,6 +63,7 @@ class JobService:
     questions: EngineQuestions
     open_job: Opening
     weights: WeightService
+    replicas: ReplicaService
     driver_wait_s: float = DRIVER_WAIT_S
 
     def plan(self, spec: JobSpec) -> JobPlan:
@@ -201,6 +203,8 @@ class JobService:
             JobUnknown: none is recorded.
         """
         view = view_job(self.store, name, self.backend(), self.probe)
+        if view.phase in SERVING and (troubles := self.replicas.troubles(view)):
+            view = replace(view, phase="degraded", reason="; ".join(filter(None, [view.reason, *troubles])))
         position = self.weights.position(name)
         if position is None:
             return view

@@ -14,6 +14,7 @@ from orchestrator.api.document import DocumentedApi
 from orchestrator.api.guard import Guard
 from orchestrator.api.problems import add_handlers, declared
 from orchestrator.api.routes_job import job_routes, resume_starts
+from orchestrator.api.routes_replicas import replica_routes
 from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.wire import WireModel
@@ -57,4 +58,5 @@ def build_app(service: JobService, token: str | None) -> FastAPI:
 
     for routes in (job_routes(service), weight_routes(service.weights), rlhf_routes(service.weights)):
         app.include_router(routes, responses=GUARDED)
+    app.include_router(replica_routes(service.replicas), responses=GUARDED)
     return app

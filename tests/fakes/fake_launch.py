@@ -16,6 +16,7 @@ from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord, 
 from orchestrator.errors import JobFailed
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import EnginePlan, JobPlan
+from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
@@ -178,8 +179,9 @@ class UnsyncedDatabase(Database):
 class FakeFleet:
     """A store in a folder, a fake machine, and what stands on them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, pairs: int = 1) -> None:
         self.home = home
+        self._pairs = pairs
         self.database = UnsyncedDatabase(home)
         self.store, self.updates = JobStore(self.database), UpdateStore(self.database)
         self.keeping = KeepingStore(self.database)
@@ -187,7 +189,7 @@ class FakeFleet:
         self.probe = FakeProbe(self.machine)
         self.questions = FakeQuestions()
         self.opening = FakeOpening()
-        self.receivers = FakeReceivers()
+        self.receivers = FakeReceivers(pairs)
         self.shown: list[Progress] = []
         self.facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts] = self._facts
 
@@ -214,11 +216,20 @@ class FakeFleet:
             questions=self.questions,
             open_job=self.opening,
             weights=self.weights(),
+            replicas=self.replicas(),
             driver_wait_s=0.05,
         )
 
     def weights(self) -> WeightService:
         return WeightService(store=self.store, updates=self.updates, supervision=self.supervision())
+
+    def replicas(self) -> ReplicaService:
+        return ReplicaService(
+            store=self.store,
+            keeping=self.keeping,
+            supervision=self.supervision(),
+            replicas=lambda _plan: self.receivers.outside().replicas,
+        )
 
     def supervision(self) -> Supervision:
         return Supervision(
@@ -238,7 +249,10 @@ class FakeFleet:
         return spec_of(pd_data(**changes))
 
     def plan(self, **changes: object) -> JobPlan:
-        return plan_of(pd_data(**changes), facts_of(job_dir=str(self.home / "jobs" / "demo")))
+        data = pd_data(**changes)
+        for role in data["roles"].values():
+            role.setdefault("replicas", self._pairs)
+        return plan_of(data, facts_of(job_dir=str(self.home / "jobs" / "demo")))
 
     def record(self, plan: JobPlan | None = None, run_id: str = "run-1", now: float = NOW) -> StoredJob:
         """A job that is about to start."""

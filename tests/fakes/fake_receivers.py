@@ -13,14 +13,15 @@ from orchestrator.weights.words import ReplicaFacts
 from router.core.fleet import ReplicaView
 from tests.fakes.weight_fleet import LoadEnd, Refused, SimEngine, SimRouter
 
-ROLES: dict[str, Role] = {"prefill-0": "prefill", "decode-0": "decode"}
+ROLES: tuple[Role, ...] = ("prefill", "decode")
 
 
 class FakeReceivers:
     """Boots as a job does: engines fenced, with the weights on their disk; the router frozen."""
 
-    def __init__(self) -> None:
-        self.engines = {name: SimEngine(name, role, epoch=None) for name, role in ROLES.items()}
+    def __init__(self, pairs: int = 1) -> None:
+        names = [(f"{role}-{number}", role) for role in ROLES for number in range(pairs)]
+        self.engines = {name: SimEngine(name, role, epoch=None) for name, role in names}
         for engine in self.engines.values():
             engine.weights = engine.version = FIRST_VERSION
         self.router = SimRouter(self.engines, gate="frozen")
