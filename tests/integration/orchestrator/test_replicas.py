@@ -19,7 +19,6 @@ from orchestrator.supervision import supervise_all
 from orchestrator.supervisor import mounts, restarts
 from orchestrator.supervisor.restarts import RestartPolicy
 from orchestrator.weight_service import PushOptions
-from orchestrator.weights import acts
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.receivers import FIRST_VERSION
 from tests.fakes.fake_launch import FakeFleet
@@ -198,12 +197,17 @@ def test_a_restart_that_does_not_come_up_has_failed_with_its_first_cause(fleet: 
     assert (request.outcome, "at first: ended with exit code 7" in request.note) == ("failed", True)
 
 
+def is_updating(fleet: FakeFleet) -> bool:
+    position = fleet.weights().position("demo")
+    return position is not None and position.course is not None and position.course.going == "forward"
+
+
 def test_a_restart_waits_for_the_end_of_an_update(fleet: FakeFleet) -> None:
-    weights, commands = fleet.weights(), fleet.receivers.commands
+    weights = fleet.weights()
     fleet.receivers.silent = {"prefill-0"}
     with supervised(fleet):
         number = weights.push("demo", None, SOURCE, PushOptions()).number
-        until(lambda: any(isinstance(each.ask, acts.Pause) and each.order.update == number for each in commands))
+        until(lambda: is_updating(fleet))
         request = fleet.replicas().restart("demo", "decode-1", force=False)
         time.sleep(0.1)
         assert fleet.replicas().request("demo", request.number).begun_at is None
