@@ -15,7 +15,7 @@ MODEL_CHECK := $(wildcard tests/model)
 PROCESSES := $(wildcard tests/integration)
 ENGINES := $(wildcard tests/stack tests/e2e tests/faults tests/stale tests/fleet)
 
-.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full check-model check-stale demo bench-router bench-weights bench-updates clean
+.PHONY: help setup stack ruff types imports spelling lint light check without-engines with-engines test test-full check-model check-stale faults demo bench-router bench-weights bench-updates clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -69,6 +69,9 @@ demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 l
 
 check-stale: stack ## random updates and faults on a real fleet: is any reply from stale KV? ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.stale.check $(ARGS)
+
+faults: stack ## kill -9 of each kind of process of a real fleet under traffic, as a table; ARGS="--help" shows what can be chosen
+	@$(BIN)/python -m tests.faults.kills $(ARGS)
 
 bench-router: setup ## the router beside vllm-router, in about 8 minutes; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.benchmarks.bench_router $(ARGS)

@@ -28,7 +28,7 @@ from deploy.unit import MetricProbe
 from orchestrator.plan.kinds import MASTER, PROMETHEUS, ROUTER
 from orchestrator.store.database import Database
 from orchestrator.store.events import EventStore
-from tests.e2e.harness import Headrace, unit_pid, wait_until
+from tests.e2e.harness import UP_TIMEOUT_S, Headrace, unit_pid, wait_until
 from tests.fleet.control import Control, control_plane
 from tests.fleet.job import NAME, STORAGE, fleet_table, wait_whole
 from tests.fleet.traffic import served, traffic
@@ -113,17 +113,14 @@ def _wait_whole(job: dict[str, Any], control: Control) -> None:
         return check(MetricProbe(url=url, metric=CAPACITY_METRIC, at_least=at_least), ()).ready
 
     # A client that died is counted for a while beside the one that took its place.
-    wait_until("the master counts what was planned", lambda: counts(planned) and not counts(planned + 1))
+    wait_until("the master counts its plan", lambda: counts(planned) and not counts(planned + 1), UP_TIMEOUT_S)
 
 
 @contextmanager
 def whole_job(folder: Path) -> Iterator[tuple[dict[str, Any], Control, EventStore]]:
     headrace = Headrace(folder)
-    monitoring = {"enabled": shutil.which("prometheus") is not None}
-    with (
-        control_plane(headrace, NAME) as control,
-        control.running_job(fleet_table() | {"monitoring": monitoring}) as job,
-    ):
+    table = fleet_table() | {"monitoring": {"enabled": shutil.which("prometheus") is not None}}
+    with control_plane(headrace, NAME) as control, control.running_job(table) as job:
         _wait_whole(job, control)
         yield job, control, EventStore(Database(headrace.home))
 
