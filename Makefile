@@ -78,6 +78,9 @@ demo: stack ## a prefill/decode job on this machine and a chat with it; KEEP=1 l
 check-stale: stack ## random updates and faults on a real fleet: is any reply from stale KV? ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.stale.check $(ARGS)
 
+faults: stack ## kill -9 of each kind of process of a real fleet under traffic, as a table; ARGS="--help" shows what can be chosen
+	@$(BIN)/python -m tests.faults.kills $(ARGS)
+
 bench-router: setup ## the router beside vllm-router, in about 8 minutes; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.benchmarks.bench_router $(ARGS)
 

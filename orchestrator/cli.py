@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from deploy.logs import follow, tail
-from orchestrator import cli_events, cli_serve, cli_weights
+from orchestrator import cli_events, cli_replicas, cli_serve, cli_weights
 from orchestrator.api.audit_schemas import AuditBody, audit_status
 from orchestrator.api.schemas import job_status
 from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_diagnosis, show_job, show_plan
@@ -41,6 +41,7 @@ app = typer.Typer(
 )
 app.add_typer(cli_weights.app, name="weights")
 app.command()(cli_events.events)
+cli_replicas.add_commands(app)
 out = Console()
 err = Console(stderr=True)
 

@@ -9,10 +9,11 @@ from deploy import probe as readiness
 from deploy.local.backend import LocalBackend
 from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
-from orchestrator.observe.outside import let_handoffs_end, look_outside
+from orchestrator.observe.outside import let_handoffs_end, look_outside, replicas_of
 from orchestrator.observe.pool import pool_use
 from orchestrator.observe.router import not_ready
 from orchestrator.plan.types import JobPlan
+from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore
@@ -29,6 +30,7 @@ def local_service(home: Path) -> JobService:
     """The service of this machine; its state lies in `home`."""
     database = Database(home)
     store, updates = JobStore(database), UpdateStore(database)
+    keeping = KeepingStore(database)
     supervision = Supervision(
         store=store,
         updates=updates,
@@ -36,7 +38,7 @@ def local_service(home: Path) -> JobService:
         probe=readiness.check,
         carry_out=_carry_out,
         not_ready=not_ready,
-        keeping=KeepingStore(database),
+        keeping=keeping,
         look_outside=look_outside,
         let_handoffs_end=let_handoffs_end,
     )
@@ -49,6 +51,7 @@ def local_service(home: Path) -> JobService:
         questions=RunningEngines(),
         pool_use=pool_use,
         open_job=supervision.open,
+        replicas=ReplicaService(store=store, keeping=keeping, supervision=supervision, replicas=replicas_of),
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )
 

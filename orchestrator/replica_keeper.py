@@ -65,7 +65,7 @@ class ReplicaKeeper:
         """Engines that are to get no requests now."""
         lives = {name: life_of(stored.record) for name, stored in self._watch.units.items()}
         engines = frozenset(self._engines)
-        return withdrawn(self._requests, drained(self._requests), lives) & engines
+        return withdrawn(self._requests, lives) & engines
 
     def turn(self, *, is_updating: bool) -> None:
         """After each look of the watch."""

@@ -16,8 +16,9 @@ from typing import Literal
 
 from connectors.types import Role
 from orchestrator.plan.kinds import UnitKind
-from orchestrator.store.keeping import ReplicaRequest, RequestOutcome
-from orchestrator.supervisor.restarts import Row
+from orchestrator.store.keeping import ReplicaRequest, RequestOutcome, UnitEnd, drained
+from orchestrator.supervisor.restarts import Row, row_of
+from orchestrator.supervisor.state import UnitState
 from orchestrator.supervisor.upkeep import LifeState
 from orchestrator.weights.groups import serves
 from orchestrator.weights.words import Fleet
@@ -71,8 +72,10 @@ def next_act(sight: RequestSight, now: float) -> Act:
     is_late = now - request.begun_at > sight.drain_s
     is_quiet = sight.replica is not None and sight.replica.draining and not sight.replica.legs_in_flight
     match request.kind:
-        case "undrain":
+        case "undrain" if sight.state != "ready" or is_late or (sight.replica is not None and sight.replica.usable):
             return End(outcome="done")
+        case "undrain":
+            return "wait"
         case "drain" if is_quiet or sight.state != "ready":
             return End(outcome="done")
         case "drain" if is_late:
@@ -120,10 +123,13 @@ def refusal(
     return f"without {unit} {left} would serve, and a request needs a prefill and a decode engine of one epoch"
 
 
-def withdrawn(requests: Sequence[ReplicaRequest], drained: frozenset[str], lives: Mapping[str, str]) -> frozenset[str]:
-    """Who gets no requests now: replicas that are drained, and those that wait for their restart."""
-    restarting = (each for each in requests if each.kind == "restart" and each.outcome is None and each.begun_at)
-    return drained | {each.unit for each in restarting if lives.get(each.unit) == each.life}
+def withdrawn(requests: Sequence[ReplicaRequest], lives: Mapping[str, str]) -> frozenset[str]:
+    """Who gets no requests now: what is drained, and what waits for its restart."""
+    return drained(requests) | {each.unit for each in _restarting(requests) if lives.get(each.unit) == each.life}
+
+
+def _restarting(requests: Sequence[ReplicaRequest]) -> list[ReplicaRequest]:
+    return [each for each in requests if each.kind == "restart" and each.outcome is None and each.begun_at is not None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,3 +154,17 @@ def poisoned(lives: Mapping[str, EngineLife], replicas: Mapping[str, ReplicaView
         if newer:
             found[name] = f"its last {failed} handoffs failed, and {', '.join(newer)} was started again meanwhile"
     return found
+
+
+def troubles(
+    states: Mapping[str, UnitState],
+    kinds: Mapping[str, UnitKind],
+    ends: Mapping[str, Sequence[UnitEnd]],
+    requests: Sequence[ReplicaRequest],
+) -> list[str]:
+    """What is to be known of a job's processes beside their states: each row of ends that goes on by its first cause,
+    who is drained, what is being done on request."""
+    rows = ((name, row_of(kinds[name], ends[name])) for name in kinds if name in ends and states[name] != "ready")
+    found = [f"{name} {row}{', given up' if row.is_spent else ''}" for name, row in rows if row.ends]
+    found += [f"{each.unit} is being restarted: {each.why}" for each in _restarting(requests)]
+    return found + [f"{name} is drained" for name in sorted(drained(requests))]

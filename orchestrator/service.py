@@ -31,6 +31,7 @@ from orchestrator.errors import (
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import Finding, JobPlan, PoolPlan
+from orchestrator.replica_service import ReplicaService
 from orchestrator.spec.difference import differences
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.driver_lock import DriverLock
@@ -77,6 +78,7 @@ class JobService:
     pool_use: Callable[[PoolPlan], PoolUse | str]
     open_job: Opening
     weights: WeightService
+    replicas: ReplicaService
     driver_wait_s: float = DRIVER_WAIT_S
 
     def plan(self, spec: JobSpec) -> JobPlan:
@@ -260,6 +262,8 @@ class JobService:
     def _view(self, name: str) -> JobView:
         view = view_job(self.store, name, self.backend(), self.probe)
         view = replace(view, events=tuple(self.store.events.newest(EVENTS_SHOWN, name)))
+        if view.phase in SERVING and (troubles := self.replicas.troubles(view)):
+            view = replace(view, phase="degraded", reason="; ".join(filter(None, [view.reason, *troubles])))
         position = self.weights.position(name)
         if position is None:
             return view

@@ -18,6 +18,7 @@ from orchestrator.api.routes_events import event_routes
 from orchestrator.api.routes_job import job_routes, resume_starts
 from orchestrator.api.routes_logs import log_routes
 from orchestrator.api.routes_plan import plan_routes
+from orchestrator.api.routes_replicas import replica_routes
 from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.wire import WireModel
@@ -69,4 +70,5 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         event_routes(service.store),
     ):
         app.include_router(routes, responses=GUARDED)
+    app.include_router(replica_routes(service.replicas), responses=GUARDED)
     return app

@@ -7,6 +7,7 @@ one run of a job, and goes with that run's record.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -153,7 +154,7 @@ class KeepingStore:
         return _request(row)
 
 
-def drained(requests: list[ReplicaRequest]) -> frozenset[str]:
+def drained(requests: Sequence[ReplicaRequest]) -> frozenset[str]:
     """The replicas that are to get no requests: those whose newest drain or undrain that was begun is a drain."""
     newest = {each.unit: each.kind for each in requests if each.kind != "restart" and each.begun_at is not None}
     return frozenset(unit for unit, kind in newest.items() if kind == "drain")

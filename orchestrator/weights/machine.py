@@ -176,7 +176,8 @@ class Coordinator:
         if update.version == self.position.committed.version:
             raise UpdateRefused(f"version {update.version!r} is what the job serves already: name new weights anew")
         known = self._known
-        if update.strategy == "rolling" and (refusal := rolling_refusal(known.fleet, wipes_pool=known.wipes_pool)):
+        fleet = {name: role for name, role in known.fleet.items() if name not in known.withdrawn}
+        if update.strategy == "rolling" and (refusal := rolling_refusal(fleet, wipes_pool=known.wipes_pool)):
             raise UpdateRefused(refusal)
         self._forget_open()
         self._go(courses.begin(self.position, update), now)

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from orchestrator.store.events import Event as NotedEvent
 from orchestrator.store.home import StateUnusable
 from orchestrator.weights import acts
-from orchestrator.weights.events import Answered, Event, OutcomeLost, Ticked
+from orchestrator.weights.events import Answered, EngineEnded, Event, OutcomeLost, Ticked
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.machine import Coordinator
 from orchestrator.weights.told import events_of_answer
@@ -67,7 +67,9 @@ class Runner:
                     threading.Thread(target=self._send, args=(act,), name=f"to {act.receiver}", daemon=True).start()
                 case acts.Restart():
                     self._remark(f"{act.name} is given up and started again: {act.why}")
-                    self._restart(act.name, act.why)
+                    # Whoever saw a life end gets another one started, and by now it may be there.
+                    if not isinstance(event, EngineEnded):
+                        self._restart(act.name, act.why)
                 case acts.Say():
                     self._remark(act.text)
                 case acts.Finish():

@@ -17,6 +17,7 @@ from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord, 
 from orchestrator.errors import JobFailed
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import EnginePlan, JobPlan
+from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
@@ -28,7 +29,7 @@ from orchestrator.supervisor.interfaces import Progress
 from orchestrator.supervisor.loop import Supervisor
 from orchestrator.supervisor.startup_checks import OffloadProbe
 from orchestrator.weight_service import WeightService
-from tests.fakes.fake_receivers import FakeReceivers
+from tests.fakes.fake_receivers import FakeReceivers, pairs_of_engines
 from tests.unit.orchestrator.samples import facts_of, pd_data, plan_of, spec_of
 
 NOW = 1_000_000.0
@@ -182,8 +183,9 @@ class UnsyncedDatabase(Database):
 class FakeFleet:
     """A store in a folder, a fake machine, and what stands on them."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, pairs: int = 1) -> None:
         self.home = home
+        self._pairs = pairs
         self.database = UnsyncedDatabase(home)
         self.store, self.updates = JobStore(self.database), UpdateStore(self.database)
         self.keeping = KeepingStore(self.database)
@@ -192,7 +194,7 @@ class FakeFleet:
         self.questions = FakeQuestions()
         self.opening = FakeOpening()
         self.pool_use: PoolUse | str = PoolUse(mounted_bytes=256 << 20, used_bytes=1 << 20, keys=3)
-        self.receivers = FakeReceivers()
+        self.receivers = FakeReceivers(pairs_of_engines(pairs))
         self.shown: list[Progress] = []
         self.facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts] = self._facts
 
@@ -220,11 +222,20 @@ class FakeFleet:
             pool_use=lambda _pool: self.pool_use,
             open_job=self.opening,
             weights=self.weights(),
+            replicas=self.replicas(),
             driver_wait_s=0.05,
         )
 
     def weights(self) -> WeightService:
         return WeightService(store=self.store, updates=self.updates, supervision=self.supervision())
+
+    def replicas(self) -> ReplicaService:
+        return ReplicaService(
+            store=self.store,
+            keeping=self.keeping,
+            supervision=self.supervision(),
+            replicas=lambda _plan: self.receivers.outside().replicas,
+        )
 
     def supervision(self) -> Supervision:
         return Supervision(
@@ -244,7 +255,10 @@ class FakeFleet:
         return spec_of(pd_data(**changes))
 
     def plan(self, **changes: object) -> JobPlan:
-        return plan_of(pd_data(**changes), facts_of(job_dir=str(self.home / "jobs" / "demo")))
+        data = pd_data(**changes)
+        for role in data["roles"].values():
+            role.setdefault("replicas", self._pairs)
+        return plan_of(data, facts_of(job_dir=str(self.home / "jobs" / "demo")))
 
     def record(self, plan: JobPlan | None = None, run_id: str = "run-1", now: float = NOW) -> StoredJob:
         """A job that is about to start."""

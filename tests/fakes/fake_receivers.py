@@ -14,13 +14,17 @@ from orchestrator.weights.words import ReplicaFacts
 from router.core.fleet import ReplicaView
 from tests.fakes.weight_fleet import LoadEnd, Refused, SimEngine, SimRouter
 
-ROLES: dict[str, Role] = {"prefill-0": "prefill", "decode-0": "decode"}
+ROLES: tuple[Role, ...] = ("prefill", "decode")
+
+
+def pairs_of_engines(pairs: int) -> dict[str, Role]:
+    return {f"{role}-{number}": role for role in ROLES for number in range(pairs)}
 
 
 class FakeReceivers:
     """Boots as a job does: engines fenced, with the weights on their disk; the router frozen."""
 
-    def __init__(self, roles: Mapping[str, Role] = ROLES) -> None:
+    def __init__(self, roles: Mapping[str, Role]) -> None:
         self.engines = {name: SimEngine(name, role, epoch=None) for name, role in roles.items()}
         for engine in self.engines.values():
             engine.weights = engine.version = FIRST_VERSION

@@ -15,6 +15,7 @@ import pytest
 from connectors.engine_client import EXTERNAL_HITS, CacheConfig, CommandOrder, EngineCallFailed, EngineClient
 from connectors.vllm_plugin.fence import Fence
 from orchestrator.observe.engines import RunningEngines
+from orchestrator.observe.outside import let_handoffs_end
 from orchestrator.plan.types import EnginePlan
 from tests.unit.connectors.vllm_plugin.asgi import PLAIN_ENGINE
 
@@ -204,3 +205,17 @@ def test_an_engine_that_is_not_there(token_file: Path) -> None:
         pytest.raises(EngineCallFailed, match=r"GET http.*/metrics: \S"),
     ):
         client.cache_config()
+
+
+def test_a_prefill_engine_that_is_to_be_restarted_is_paused_until_its_handoffs_are_read(
+    engine: SmallEngine, plan: EnginePlan
+) -> None:
+    engine.replies["/pause"] = (200, b"{}")
+    let_handoffs_end(plan, 5.0)
+    with EngineClient(plan.url, plan.token_file) as client:
+        order = client.fence().order
+    assert order is not None
+    assert order.step == FIRST.step + 1, "it follows what the engine was told last"
+    # One that does not do it is restarted all the same.
+    engine.replies["/pause"] = (500, b"no")
+    let_handoffs_end(plan, 5.0)

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.integration.router.harness import bench, until
+from tests.integration.router.harness import Bench, bench, until
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 413, 422, 429])
@@ -344,5 +344,29 @@ def test_a_dead_engine_means_503_and_its_return_needs_no_restart(role: str) -> N
             await stub.start(port)
             await until(lambda: made.is_usable(stub.name))
             assert (await made.post()).status == 200
+
+    asyncio.run(case())
+
+
+def test_a17_handoffs_that_fail_in_a_row_are_counted_with_the_prefill_replica_that_made_them() -> None:
+    async def failed(made: Bench) -> dict[str, int]:
+        return {each["name"]: each["handoffs_failed"] for each in (await made.state())["replicas"]}
+
+    async def case() -> None:
+        async with bench(decode=2, retries=0, leg_failures=100) as made:
+            poisoned = made.decode[0]
+            poisoned.finish_reason, made.decode[1].finish_reason = "error", "error"
+            for _ in range(3):
+                assert (await made.post()).status == 502
+            assert await failed(made) == {"prefill-0": 3, "decode-0": 0, "decode-1": 0}
+            # A lost connection is no word about the handoff.
+            poisoned.drop = made.decode[1].drop = True
+            assert (await made.post()).status != 200
+            assert (await failed(made))["prefill-0"] == 3
+            for stub in made.decode:
+                stub.drop, stub.finish_reason = False, "length"
+            await until(lambda: made.is_usable("decode-0") or made.is_usable("decode-1"))
+            assert (await made.post()).status == 200
+            assert (await failed(made))["prefill-0"] == 0
 
     asyncio.run(case())

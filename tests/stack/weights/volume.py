@@ -32,7 +32,7 @@ def running_volume(folder: Path, *, capacity_bytes: int, lease_s: float) -> Iter
     """Up when a first object could be put."""
     rpc_port, metrics_port, client_port = free_ports(3)
     settings = MasterSettings(
-        program=_program("mooncake_master"),
+        program=program("mooncake_master"),
         bind_host=HOST,
         rpc_port=rpc_port,
         metrics_port=metrics_port,
@@ -44,7 +44,7 @@ def running_volume(folder: Path, *, capacity_bytes: int, lease_s: float) -> Iter
     with started(f"{name}-master", master_argv(settings), folder=folder) as master:
         _wait_listening(master, rpc_port)
         client = ClientSettings(
-            program=_program("mooncake_client"),
+            program=program("mooncake_client"),
             host=HOST,
             port=client_port,
             transfer_ports=(free_port_range(TRANSFER_PORTS), TRANSFER_PORTS),
@@ -62,7 +62,7 @@ def running_volume(folder: Path, *, capacity_bytes: int, lease_s: float) -> Iter
             yield RunningVolume(volume, f"http://{HOST}:{metrics_port}/metrics", master, storage)
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """The wheel's own copy, which needs no console script."""
     (folder,) = importlib.import_module("mooncake").__path__
     return str(Path(folder) / name)

@@ -222,3 +222,8 @@ def test_a_reader_that_leaves_is_no_error(cli: Cli, stopped: FakeFleet) -> None:
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
     assert done.stdout == "line\n"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", ["restart", "drain", "undrain"])
+def test_a_replica_of_a_job_that_does_not_serve(cli: Cli, stopped: FakeFleet, command: str) -> None:
+    assert "job 'demo' is stopped" in cli(command, "demo", "decode-0", code=1).stderr

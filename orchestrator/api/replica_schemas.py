@@ -1,0 +1,69 @@
+"""Wire models of restarts and drains. `headrace restart ... --json` prints the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pydantic import ConfigDict
+
+from orchestrator.api.wire import WireModel
+from orchestrator.store.keeping import ReplicaRequest, RequestKind, RequestOutcome
+
+REQUEST = {
+    "number": 1,
+    "kind": "restart",
+    "process": "prefill-1",
+    "why": "somebody asked for it",
+    "is_forced": False,
+    "asked_at": 1790000000.0,
+    "begun_at": 1790000000.4,
+    "ended_at": 1790000061.2,
+    "outcome": "done",
+    "note": "",
+}
+
+
+class LeaveBody(WireModel, json_schema_extra={"examples": [{"force": False}]}):
+    model_config = ConfigDict(extra="forbid")
+
+    force: bool = False
+    """Also where nobody could serve meanwhile, or an update of the weights is under way."""
+
+
+class RequestStatus(WireModel, json_schema_extra={"examples": [REQUEST]}):
+    number: int
+    kind: RequestKind
+    process: str
+    why: str
+    is_forced: bool
+    asked_at: float
+    begun_at: float | None
+    ended_at: float | None
+    outcome: RequestOutcome | None
+    """None while it has not ended."""
+    note: str
+    """Of how it ended."""
+
+
+class RequestList(WireModel, json_schema_extra={"examples": [{"requests": [REQUEST]}]}):
+    requests: list[RequestStatus]
+    """The newest last."""
+
+
+def request_status(request: ReplicaRequest) -> RequestStatus:
+    return RequestStatus(
+        number=request.number,
+        kind=request.kind,
+        process=request.unit,
+        why=request.why,
+        is_forced=request.is_forced,
+        asked_at=request.asked_at,
+        begun_at=request.begun_at,
+        ended_at=request.ended_at,
+        outcome=request.outcome,
+        note=request.note,
+    )
+
+
+def request_list(requests: Sequence[ReplicaRequest]) -> RequestList:
+    return RequestList(requests=[request_status(each) for each in requests])

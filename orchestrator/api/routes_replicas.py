@@ -1,0 +1,45 @@
+"""Restarts and drains of single processes of a job. A handler parses, makes one call of the service, and answers."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path
+from fastapi.concurrency import run_in_threadpool
+
+from orchestrator.api.problems import declared
+from orchestrator.api.replica_schemas import LeaveBody, RequestList, RequestStatus, request_list, request_status
+from orchestrator.replica_service import ReplicaService
+
+RequestNumber = Annotated[int, Path(ge=1, lt=2**63)]
+
+
+def replica_routes(replicas: ReplicaService) -> APIRouter:
+    routes = APIRouter(prefix="/jobs/{name}", tags=["replicas"], responses=declared(404))
+
+    @routes.post("/processes/{process}/restart", status_code=202, responses=declared(409))
+    async def restart(name: str, process: str, body: LeaveBody) -> RequestStatus:
+        """Start a process again; an engine's requests run out first, and its sessions move. Answers once it is noted;
+        `GET .../requests/{number}` says how it went."""
+        return request_status(await run_in_threadpool(replicas.restart, name, process, force=body.force))
+
+    @routes.post("/replicas/{replica}/drain", status_code=202, responses=declared(409))
+    async def drain(name: str, replica: str, body: LeaveBody) -> RequestStatus:
+        """Send an engine no more requests, and no new weights, until it is undrained."""
+        return request_status(await run_in_threadpool(replicas.drain, name, replica, force=body.force))
+
+    @routes.post("/replicas/{replica}/undrain", status_code=202, responses=declared(409))
+    async def undrain(name: str, replica: str) -> RequestStatus:
+        """Bring a drained engine to what the job serves, and send it requests again."""
+        return request_status(await run_in_threadpool(replicas.undrain, name, replica))
+
+    @routes.get("/requests")
+    async def asked(name: str) -> RequestList:
+        """What was asked of single processes, and what came of it."""
+        return request_list(await run_in_threadpool(replicas.requests, name))
+
+    @routes.get("/requests/{number}")
+    async def one(name: str, number: RequestNumber) -> RequestStatus:
+        return request_status(await run_in_threadpool(replicas.request, name, number))
+
+    return routes

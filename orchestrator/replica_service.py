@@ -1,0 +1,123 @@
+"""Restarts and drains of single processes, as the CLI and the control API ask for them: ask, look, wait.
+
+A request is noted in the state folder and nothing else; `replica_keeper.py` carries it out, for whoever supervises the
+job.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from orchestrator.errors import RequestRefused, RequestUnknown
+from orchestrator.plan.kinds import kinds_of
+from orchestrator.plan.types import JobPlan
+from orchestrator.replica_requests import refusal, troubles
+from orchestrator.store.jobs import SERVING, JobStore, StoredJob
+from orchestrator.store.keeping import KeepingStore, ReplicaRequest, RequestKind, drained
+from orchestrator.supervision import Supervision
+from orchestrator.supervisor.view import JobView
+from orchestrator.weights.words import Position
+from router.core.fleet import ReplicaView
+
+LOOK_EVERY_S = 0.3
+BY_REQUEST = "somebody asked for it"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicaService:
+    """Of all jobs. Every method raises `JobUnknown` where none is recorded under the name."""
+
+    store: JobStore
+    keeping: KeepingStore
+    supervision: Supervision
+    replicas: Callable[[JobPlan], Mapping[str, ReplicaView] | None]
+    """As the router of a job has them."""
+
+    def restart(self, name: str, process: str, *, force: bool) -> ReplicaRequest:
+        """Ask for another life of a process. Requests of an engine run out first, and other replicas take its sessions.
+
+        Raises:
+            RequestUnknown: the job has no such process.
+            RequestRefused: not now; with `force`, only where another request about it has not ended.
+        """
+        return self._ask(name, "restart", process, force=force)
+
+    def drain(self, name: str, replica: str, *, force: bool) -> ReplicaRequest:
+        """Ask that a replica gets no requests, and no new weights, until it is undrained. Raises as `restart` does."""
+        return self._ask(name, "drain", replica, force=force)
+
+    def undrain(self, name: str, replica: str) -> ReplicaRequest:
+        """Ask that a drained replica serves again, once it has what the job serves. Raises as `restart` does."""
+        return self._ask(name, "undrain", replica, force=False)
+
+    def request(self, name: str, number: int) -> ReplicaRequest:
+        """Raises `RequestUnknown`."""
+        self.store.get(name)
+        return self.keeping.request(name, number)
+
+    def requests(self, name: str) -> list[ReplicaRequest]:
+        """Of the job's present run, in their order."""
+        self.store.get(name)
+        return self.keeping.requests(name)
+
+    def wait(self, name: str, number: int, timeout_s: float) -> ReplicaRequest:
+        """The request once it has ended, or as it is after so long."""
+        deadline = time.monotonic() + timeout_s
+        while True:
+            request = self.request(name, number)
+            if request.outcome is not None or time.monotonic() > deadline:
+                return request
+            time.sleep(LOOK_EVERY_S)
+
+    def see_through(self, name: str, number: int) -> ReplicaRequest:
+        """The request once it has ended. Where nobody supervises the job, this call does so meanwhile."""
+
+        def is_over(position: Position) -> bool:
+            return position.course is None and self.request(name, number).outcome is not None
+
+        while (request := self.request(name, number)).outcome is None:
+            if not self.supervision.keep(name, is_over):
+                request = self.wait(name, number, LOOK_EVERY_S)
+            elif self.store.get(name).phase not in SERVING:
+                break
+        return request
+
+    def troubles(self, view: JobView) -> list[str]:
+        """What a user should know of the processes of a job that serves, beside which of them are ready."""
+        name, plan = view.job.name, view.job.plan
+        states = {unit.name: unit.state for unit in view.units}
+        return troubles(states, kinds_of(plan), self.keeping.ends(name), self.keeping.requests(name))
+
+    def _ask(self, name: str, kind: RequestKind, process: str, *, force: bool) -> ReplicaRequest:
+        job = self._serving(name)
+        self._check(job, kind, process, force=force)
+        record = next(record for record in job.records if record.name == process)
+        number = self.keeping.ask(name, job.run_id, kind, record, why=BY_REQUEST, is_forced=force, now=time.time())
+        return self.keeping.request(name, number)
+
+    def _serving(self, name: str) -> StoredJob:
+        job = self.store.get(name)
+        if job.phase not in SERVING:
+            raise RequestRefused(f"job {name!r} is {job.phase}: processes of a job that serves can be restarted")
+        return job
+
+    def _check(self, job: StoredJob, kind: RequestKind, process: str, *, force: bool) -> None:
+        """What can be known before anything begins; who carries it out looks again."""
+        kinds = kinds_of(job.plan)
+        fleet = {engine.name: engine.role for engine in job.plan.engines}
+        known = kinds if kind == "restart" else fleet
+        if process not in known:
+            what = "process" if kind == "restart" else "replica"
+            raise RequestUnknown(f"job {job.name!r} has no {what} {process!r}; it has: {', '.join(known)}")
+        requests = self.keeping.requests(job.name)
+        gone = drained(requests)
+        if kind == "undrain" and process not in gone:
+            raise RequestRefused(f"{process} is not drained")
+        if kind == "undrain" or force:
+            return
+        leaving = gone | {each.unit for each in requests if each.outcome is None and each.kind != "undrain"}
+        why = refusal(process, kinds[process], fleet, self.replicas(job.plan), leaving)
+        if why:
+            raise RequestRefused(f"{why}; force it, if nobody needs the job meanwhile")

@@ -1,0 +1,86 @@
+"""The control API's routes about single processes behind a real server, over a supervised job on model engines."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator import replica_keeper
+from orchestrator.api.server import build_app
+from orchestrator.supervision import supervise_all
+from tests.fakes.fake_launch import FakeFleet
+
+TOKEN = "the-token"
+LIMITS = {"grace": 0.05, "again": 0.02, "drain": 5}
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
+    monkeypatch.setattr(replica_keeper, "LOOK_EVERY_S", 0.01)
+    fleet = FakeFleet(tmp_path, pairs=2)
+    fleet.record(fleet.plan(weights={"limits": LIMITS}))
+    fleet.supervision().open(fleet.bring_up())
+    fleet.machine.on_start = lambda name: fleet.receivers.boot(name) if name in fleet.receivers.engines else None
+    return fleet
+
+
+@pytest.fixture
+def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
+    client = serve(build_app(fleet.service(), TOKEN))
+    client.headers["authorization"] = f"Bearer {TOKEN}"
+    stopping = threading.Event()
+    supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
+    supervising.start()
+    yield client
+    stopping.set()
+    supervising.join()
+    del client.headers["authorization"]
+
+
+def outcome(fleet: FakeFleet, reply: httpx.Response) -> str | None:
+    assert reply.status_code == 202, reply.text
+    return fleet.replicas().wait("demo", reply.json()["number"], 10).outcome
+
+
+def test_a_replica_is_restarted_drained_and_undrained(fleet: FakeFleet, api: httpx.Client) -> None:
+    restarted = api.post("/jobs/demo/processes/decode-1/restart", json={})
+    assert (restarted.json()["kind"], restarted.json()["process"]) == ("restart", "decode-1")
+    assert outcome(fleet, restarted) == "done"
+    assert fleet.machine.started.count("decode-1") == 2
+    assert outcome(fleet, api.post("/jobs/demo/replicas/decode-0/drain", json={"force": False})) == "done"
+    assert "decode-0 is drained" in api.get("/jobs/demo").json()["reason"]
+    assert outcome(fleet, api.post("/jobs/demo/replicas/decode-0/undrain")) == "done"
+    shown = api.get("/jobs/demo/requests").json()["requests"]
+    assert [(each["kind"], each["outcome"]) for each in shown] == [
+        ("restart", "done"),
+        ("drain", "done"),
+        ("undrain", "done"),
+    ]
+    assert api.get("/jobs/demo/requests/1").json() == shown[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/jobs/nobody/processes/router/restart", {}, 404, "no job is called"),
+        ("/jobs/demo/processes/decode-7/restart", {}, 404, "no process 'decode-7'"),
+        ("/jobs/demo/processes/router/restart", {}, 409, "the job has one router"),
+        ("/jobs/demo/replicas/router/drain", {}, 404, "no replica 'router'"),
+        ("/jobs/demo/replicas/decode-0/undrain", {}, 409, "decode-0 is not drained"),
+        ("/jobs/demo/replicas/decode-0/drain", {"forced": True}, 422, "forced"),
+    ],
+)
+def test_what_cannot_be_is_a_problem(api: httpx.Client, path: str, body: Any, status: int, says: str) -> None:
+    reply = api.post(path, json=body)
+    assert reply.status_code == status
+    assert says in reply.json()["detail"]
+
+
+def test_a_request_that_nobody_made_is_unknown(api: httpx.Client) -> None:
+    reply = api.get("/jobs/demo/requests/5")
+    assert (reply.status_code, reply.json()["detail"]) == (404, "job 'demo' has no request 5")
