@@ -54,8 +54,10 @@ _MENDS = {
 
 def _to_hold(root: type[BaseModel], location: Sequence[str]) -> str:
     """What a table at this place cannot do without; empty for what is no table, or needs nothing."""
-    info = _fields_at(root, location[:-1]).get(location[-1]) if location else None
-    models = _models_in(info.annotation) if info is not None else ()
+    fields = _fields_at(root, location[:-1])
+    if not location or location[-1] not in fields:
+        return ""
+    models = _models_in(fields[location[-1]].annotation)
     needed = [key for model in models for key, each in model.model_fields.items() if each.is_required()]
     return f" with {' and '.join(needed)}" if needed else ""
 
