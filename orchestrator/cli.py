@@ -23,6 +23,7 @@ from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_dia
 from orchestrator.compose import local_service
 from orchestrator.errors import AuditFailed, HeadraceError
 from orchestrator.observe.doctor import diagnose
+from orchestrator.plan.build import refuse_errors
 from orchestrator.plan.shown import shown_plan
 from orchestrator.plan.types import plan_to_json
 from orchestrator.service import JobService
@@ -74,8 +75,8 @@ def render(job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -
         sys.stdout.write(plan_to_json(plan))
     else:
         show_plan(out, plan)
-    if plan.errors:
-        _fail(f"{len(plan.errors)} error(s) keep this job from being started; see its findings above")
+    # Once more: what is shown is thousands of lines long.
+    refuse_errors(plan)
 
 
 @app.command()

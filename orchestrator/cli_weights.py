@@ -32,13 +32,15 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 def push(
     name: JobName,
     source: Annotated[
-        Path, typer.Argument(help="Folder with a checkpoint, or a .json file with the source that a publisher gave.")
+        Path, typer.Argument(help="Folder with a checkpoint, or a JSON file with the `source` that a publisher gave.")
     ],
-    version: Annotated[str | None, typer.Option(help="Name of these weights; the source's own when left out.")] = None,
+    version: Annotated[
+        str | None, typer.Option(help="Name of these weights. A folder needs one; a publisher's source has its own.")
+    ] = None,
     strategy: Annotated[Strategy | None, typer.Option(help="As in the job file when left out.")] = None,
     in_flight: Annotated[InFlightMode | None, typer.Option(help="As in the job file when left out.")] = None,
     load_mode: Annotated[LoadMode | None, typer.Option(help="As in the job file when left out.")] = None,
-    wait: Annotated[bool, typer.Option(help="Until it has ended; else answer once it is noted.")] = True,
+    wait: Annotated[bool, typer.Option(help="Wait until it has ended, or return once it is noted.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """Bring new weights to all engines of a job. Exit code 1 where they were not committed."""
@@ -55,8 +57,8 @@ def push(
 @app.command()
 def cancel(
     name: JobName,
-    number: Annotated[int | None, typer.Option(help="Of the update; the newest when left out.")] = None,
-    wait: Annotated[bool, typer.Option(help="Until it has ended; else answer once it is noted.")] = True,
+    number: Annotated[int | None, typer.Option(help="Number of the update; the newest when left out.")] = None,
+    wait: Annotated[bool, typer.Option(help="Wait until it has ended, or return once it is noted.")] = True,
     as_json: AsJson = False,
 ) -> None:
     """End an update: called off where no engine has begun to load, else the fleet goes back. Exit code 1 where it was
@@ -117,9 +119,10 @@ def _read_source(source: Path) -> dict[str, Any]:
     try:
         found = json.loads(source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UpdateRefused(f"{source} is neither a folder nor a file with a source as JSON: {error}") from error
+        mend = "give a checkpoint's folder, or a file with a publication's `source`"
+        raise UpdateRefused(f"{source} is neither a folder nor a file with JSON ({error}); {mend}") from error
     if not isinstance(found, dict):
-        raise UpdateRefused(f"{source} holds no JSON object")
+        raise UpdateRefused(f"{source} holds no JSON object; write a publication's `source` to it")
     return found
 
 

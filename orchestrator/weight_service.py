@@ -75,12 +75,16 @@ class WeightService:
 
     def _check(self, push: Push, source: Mapping[str, Any], plan: JobPlan) -> None:
         """What can be known before anything begins; the coordinator looks again."""
-        if not _VERSION.fullmatch(push.version) or push.source["version"] is None:
-            raise UpdateRefused("version must be 1 to 128 printable ASCII characters without blanks")
+        if push.source["version"] is None:
+            raise UpdateRefused("version is missing, and the source has none: name these weights (--version)")
+        if not _VERSION.fullmatch(push.version):
+            raise UpdateRefused(f"version is {push.version!r}: 1 to 128 printable ASCII characters without blanks")
         if source.get("version", push.version) != push.version:
             raise UpdateRefused(f"source.version is {source['version']!r}, version is {push.version!r}: name it once")
         if source.get("transport") not in get_args(Transport):
             raise UpdateRefused('source.transport must be "path", "store" or "nixl", as the publisher gives it')
+        if source["transport"] == "path" and not str(source.get("path", "")).startswith("/"):
+            raise UpdateRefused(f"source.path is {source.get('path')!r}: give the checkpoint's folder as absolute path")
         position = position_of(self.updates, plan.job)
         served = FIRST_VERSION if position is None else position.committed.version
         if push.version in (served, FIRST_VERSION):

@@ -2,8 +2,8 @@
 
 publisher = NixlPublisher(host=...)                      # once, on every rank
 publication = publisher.publish(model, "step-100")       # after an optimizer step, on every rank
-tell_the_engines(publication.source)                     # on one rank
-publication.wait_done(timeout_s=60, readers=8)           # on every rank, before the next step
+push(publication.source)                                 # on one rank, to the job's control plane: README.md
+publication.wait_done(timeout_s=600)                     # on every rank, before the next step
 """
 
 from __future__ import annotations

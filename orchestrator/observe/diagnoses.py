@@ -141,7 +141,7 @@ def control_plane(python: str, versions: Mapping[str, str | None]) -> Diagnosis:
 
 
 def engine_missing(problem: str) -> Diagnosis:
-    mend = "make stack (CPU), or pip install 'headrace[gpu]' (GPU)"
+    mend = "make stack (CPU), or .venv/bin/python -m pip install -e '.[gpu]' (GPU), in Headrace's repository"
     return Diagnosis(subject="engine stack", verdict="fail", found=problem, mend=mend)
 
 

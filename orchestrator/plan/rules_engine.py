@@ -17,7 +17,7 @@ from orchestrator.spec.secrets import is_secret, without_secrets
 
 def engine_installed(given: CheckInput) -> Iterator[Finding]:
     if given.facts.abilities is None:
-        mend = "install the engine stack there (make stack, or headrace[gpu]), or set launch.python"
+        mend = "install the engine stack there (`headrace doctor` says how), or set launch.python"
         yield error("launch.python", given.facts.engine_missing, mend)
         return
     python = given.abilities.python
@@ -46,6 +46,8 @@ def model_exists(given: CheckInput) -> Iterator[Finding]:
     path = given.spec.model.path
     if path.startswith(("/", ".", "~")) and not given.facts.model.is_folder:
         mend = "give the folder of a checkpoint that every node can read"
+        if not path.startswith(("/", "~")):
+            mend += ", seen from where headrace was started, or as absolute path"
         yield error("model.path", f"there is no folder {path}", mend)
 
 

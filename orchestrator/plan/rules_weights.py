@@ -71,6 +71,16 @@ def _quantized(given: CheckInput, role: RoleConfig, weights: WeightsSpec) -> Ite
         yield error("weights.load_mode", problem, 'set it to "cpu_prefetch"')
 
 
+def rolling_leaves_a_pair(given: CheckInput) -> Iterator[Finding]:
+    """Pushes that name no strategy would all be refused."""
+    if given.spec.weights is None or given.spec.weights.strategy != "rolling":
+        return
+    single = " and ".join(role.role for role in given.roles if role.replicas == 1)
+    if single:
+        problem = f'is "rolling", and {single} has one replica: nobody would serve while it loads'
+        yield warning("weights.strategy", problem, 'set it to "barrier", or give each role a second replica')
+
+
 def pool_keys_carry_epochs(given: CheckInput) -> Iterator[Finding]:
     """[A24] Where they do not, one wipe clears the whole pool: no engine may be using it then, and no other job."""
     if given.spec.weights is None:
@@ -89,4 +99,4 @@ def pool_keys_carry_epochs(given: CheckInput) -> Iterator[Finding]:
         yield warning(field, f"{problem}, so each update wipes the pool", "drop it to let Headrace compose the chain")
 
 
-RULES = (weights_can_be_replaced, engines_take_weights, pool_keys_carry_epochs)
+RULES = (weights_can_be_replaced, engines_take_weights, rolling_leaves_a_pair, pool_keys_carry_epochs)

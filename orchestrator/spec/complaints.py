@@ -25,11 +25,14 @@ def describe(detail: ErrorDetails, root: type[BaseModel]) -> Complaint:
         known = sorted(_fields_at(root, location[:-1]))
         return Complaint(field=field, problem="is no known key", mend=nearest(location[-1], known))
     if detail["type"] == "missing":
-        return Complaint(field=field, problem="is missing", mend="add it")
+        return Complaint(field=field, problem="is missing", mend=f"add it{_to_hold(root, location)}")
     shown = json.dumps(without_secrets(detail["input"], location[-1] if location else ""), default=str)[:_SHOWN_CHARS]
     if detail["type"] == "string_pattern_mismatch":
         info = _fields_at(root, location[:-1]).get(location[-1]) if location else None
         return Complaint(field=field, problem=f"does not fit (was {shown})", mend=_first_words(info))
+    if detail["type"] == "model_type":
+        mend = f"write it as a table{_to_hold(root, location)}"
+        return Complaint(field=field, problem=f"is no table (was {shown})", mend=mend)
     problem = detail["msg"].removeprefix("Value error, ")
     return Complaint(field=field, problem=f"{problem} (was {shown})", mend=_MENDS.get(detail["type"], ""))
 
@@ -42,13 +45,22 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 _MENDS = {
     "string_type": "write it in quotes",
-    "model_type": "write it as a table",
     "dict_type": "write it as a table",
     "tuple_type": "write it as a list",
     "byte_size": 'write bytes as an integer, or for example "10GB" or "10GiB"',
     "byte_size_unit": 'write bytes as an integer, or for example "10GB" or "10GiB"',
 }
 """For errors whose text states the rule but not what to write."""
+
+
+def _to_hold(root: type[BaseModel], location: Sequence[str]) -> str:
+    """What a table at this place cannot do without; empty for what is no table, or needs nothing."""
+    fields = _fields_at(root, location[:-1])
+    if not location or location[-1] not in fields:
+        return ""
+    models = _models_in(fields[location[-1]].annotation)
+    needed = [key for model in models for key, each in model.model_fields.items() if each.is_required()]
+    return f" with {' and '.join(needed)}" if needed else ""
 
 
 def _first_words(info: FieldInfo | None) -> str:

@@ -45,7 +45,8 @@ def load_settings(path: Path) -> RouterSettings:
     except OSError as error:
         raise StartError(f"--config {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise StartError(f"--config {path}: {error}") from error
+        mistakes = (f"{'.'.join(map(str, each['loc'])) or 'settings'}: {each['msg']}" for each in error.errors())
+        raise StartError(f"--config {path}: {'; '.join(mistakes)}") from error
 
 
 def load_token(environment: Mapping[str, str]) -> str:

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 deploy/examples/weights/trainer.py --model MODEL --transport path --folder VERSIONS
     torchrun --nproc-per-node 2 deploy/examples/weights/trainer.py --model MODEL --transport nixl \\
-        --engine http://127.0.0.1:8100 --token-file TOKEN
+        --job-url http://127.0.0.1:8700/jobs/demo --token-file ~/.local/state/headrace/api-token
 
 FSDP2 over gloo on CPUs, over NCCL on GPUs. What a real trainer has to do is in `main`;
 `connectors/publisher/publisher.py` says what every publisher is, and the README beside it how the transports differ.
@@ -35,6 +35,11 @@ from connectors.weights.store_client import Volume
 
 BATCH, TOKENS = 4, 64
 LOAD_S = 300.0
+LOOK_EVERY_S = 0.2
+
+
+class PushFailed(Exception):
+    """The control plane has refused; the text says why."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -52,10 +57,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         publication = publisher.publish(model, f"step-{update}")
         if distributed.get_rank() == 0:
             _say({"loss": round(loss, 4), "source": publication.source})
+            if arguments.job_url:
+                update_job(arguments.job_url, arguments.token_file, publication.source)
             for url in arguments.engine:
                 _update_engine(url, arguments.token_file, publication.source, update)
-        # From here on the optimizer may write. Engines that were told here have loaded by now.
-        publication.wait_done(arguments.wait, readers=0 if arguments.engine else arguments.readers)
+        # From here on the optimizer may write. Whoever was told here has loaded by now, or does not any more.
+        told = arguments.job_url or arguments.engine
+        publication.wait_done(arguments.wait, readers=0 if told else arguments.readers)
     publisher.close()
     distributed.destroy_process_group()
 
@@ -83,7 +91,7 @@ def _train(model: nn.Module, optimizer: torch.optim.Optimizer, device: str, seco
         outcome.backward()
         optimizer.step()
         optimizer.zero_grad()
-        loss = float(outcome)
+        loss = outcome.item()
         goes_on = torch.tensor([float(time.monotonic() - began < seconds)])
         distributed.broadcast(goes_on, src=0)
     return loss
@@ -98,9 +106,30 @@ def _publisher(arguments: argparse.Namespace) -> Publisher:
     return NixlPublisher(host=arguments.host)
 
 
+def update_job(url: str, token_file: str, source: SourceInfo) -> None:
+    """All engines of a job, by its control API: push, and wait until that has ended, however it did. One at a time."""
+    headers = {"authorization": f"Bearer {_token(token_file)}"}
+    with httpx.Client(headers=headers, timeout=LOAD_S, trust_env=False) as api:
+        try:
+            update = _answer(api.post(f"{url}/weights", json={"source": source}))
+            while update["outcome"] is None:
+                time.sleep(LOOK_EVERY_S)
+                update = _answer(api.get(f"{url}/weights/updates/{update['number']}"))
+            _say({"job": url, **{field: update[field] for field in ("version", "outcome", "why")}})
+        except (PushFailed, httpx.HTTPError) as error:
+            # Training goes on; the job serves its old weights.
+            _say({"job": url, "error": str(error)})
+
+
+def _answer(reply: httpx.Response) -> Any:
+    if reply.is_error:
+        raise PushFailed(f"{reply.status_code}: {reply.text}")
+    return reply.json()
+
+
 def _update_engine(url: str, token_file: str, source: SourceInfo, update: int) -> None:
-    """One engine on its own: pause, load, resume, confirm. In a job Headrace's control plane does this for all."""
-    token = Path(token_file).read_text(encoding="ascii").strip()
+    """One engine on its own, of no job: pause, load, resume, confirm. A job's control plane does this for all."""
+    token = _token(token_file)
     with EngineClient(url, token_file, timeout_s=LOAD_S) as engine:
         try:
             instance = engine.fence().instance
@@ -114,6 +143,10 @@ def _update_engine(url: str, token_file: str, source: SourceInfo, update: int) -
         except (EngineCallFailed, httpx.HTTPError) as error:
             # Training goes on; an engine that has not loaded serves its old weights, or is fenced.
             _say({"engine": url, "error": str(error)})
+
+
+def _token(file: str) -> str:
+    return Path(file).read_text(encoding="ascii").strip()
 
 
 def _post(url: str, token: str) -> None:
@@ -135,8 +168,11 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--wait", type=float, default=60.0, help="seconds to wait for readers at most")
     parser.add_argument("--readers", type=int, help="generator ranks to wait for (nixl); else a control plane's word")
-    parser.add_argument("--engine", action="append", default=[], metavar="URL", help="an engine to be told; repeatable")
-    parser.add_argument("--token-file", help="with --engine: the token of its fence")
+    parser.add_argument(
+        "--job-url", metavar="URL", help="a job to update: http://HOST:8700/jobs/NAME of headrace serve"
+    )
+    parser.add_argument("--engine", action="append", default=[], metavar="URL", help="an engine of no job; repeatable")
+    parser.add_argument("--token-file", help="with --job-url: the API's token; with --engine: that of its fence")
     parser.add_argument("--host", default="127.0.0.1", help="where engines reach this machine (nixl, store)")
     parser.add_argument("--folder", type=Path, help="path: where versions go")
     parser.add_argument("--volume", help="store: host:port of the weights' own Mooncake master")
@@ -146,8 +182,10 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     needed = {"path": "folder", "store": "volume"}.get(arguments.transport)
     if needed and getattr(arguments, needed) is None:
         parser.error(f"--transport {arguments.transport} needs --{needed}")
-    if arguments.engine and not arguments.token_file:
-        parser.error("--engine needs --token-file")
+    if arguments.job_url and arguments.engine:
+        parser.error("--job-url and --engine: engines of a job are updated by its control plane alone")
+    if (arguments.job_url or arguments.engine) and not arguments.token_file:
+        parser.error("--job-url and --engine need --token-file")
     return arguments
 
 

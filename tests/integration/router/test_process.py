@@ -200,7 +200,10 @@ def test_draining_ends_within_its_grace_while_a_stream_goes_on() -> None:
     [
         ({"handoff_lease_s": 1.0}, "handoff_margin_s (2.0) must be below handoff_lease_s (1.0)"),
         ({"handoff_lease_s": 0}, "handoff_lease_s"),
-        ({"request_timeout_s": 0}, "request_timeout_s"),
+        (
+            {"request_timeout_s": 0, "retry": 1},
+            "request_timeout_s: Input should be greater than 0; retry: Extra inputs",
+        ),
         ({"session_journal": "/nowhere/journal"}, "session_journal /nowhere/journal: No such file or directory"),
         # Field case A16: the engine would close connections that the router still uses.
         ({"keepalive_s": 5.0, "engine_keepalive_s": 5.0}, "keepalive_s (5.0) must be below engine_keepalive_s (5.0)"),

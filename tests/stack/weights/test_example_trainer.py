@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,11 @@ from connectors.weights.path import PathTransport
 from connectors.weights.source import Target
 from connectors.weights.store import StoreTransport
 from connectors.weights.tensors import Piece
+from orchestrator.api.server import build_app
+from orchestrator.supervision import supervise_all
+from tests.fakes.fake_launch import FakeFleet
 from tests.fakes.tiny_model import make_tiny_model
+from tests.integration.orchestrator.serving import serving
 from tests.stack.weights.engine_process import engine
 from tests.stack.weights.volume import running_volume
 
@@ -102,3 +108,35 @@ def test_it_updates_a_running_engine_from_its_shards(tmp_path: Path, model: Path
         assert [each["version"] for each in said if "engine" in each] == ["step-1", "step-2"], said
         assert running.client.weights().version == "step-2"
         assert running.client.fence().epoch == 2
+
+
+@pytest.fixture
+def job_url(tmp_path: Path) -> Iterator[str]:
+    """Of a job on model engines; its token is in `token`."""
+    (tmp_path / "token").write_text("the-token\n")
+    fleet = FakeFleet(tmp_path)
+    fleet.record(fleet.plan(weights={}))
+    fleet.supervision().open(fleet.bring_up())
+    stopping = threading.Event()
+    supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
+    supervising.start()
+    with serving(build_app(fleet.service(), "the-token")) as api:
+        yield f"{api.base_url}/jobs/demo"
+    stopping.set()
+    supervising.join()
+
+
+def test_it_updates_a_job_and_says_how_that_ended(
+    tmp_path: Path, job_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = importlib.util.spec_from_file_location("example_trainer", TRAINER)
+    assert spec is not None
+    assert spec.loader is not None
+    trainer = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(trainer)
+    source = {"transport": "path", "path": "/versions/step-1", "version": "step-1"}
+    for _ in range(2):
+        trainer.update_job(job_url, str(tmp_path / "token"), source)
+    updated, refused = map(json.loads, capsys.readouterr().out.splitlines())
+    assert (updated["version"], updated["outcome"], updated["why"]) == ("step-1", "committed", "")
+    assert refused["error"].startswith("409: ")

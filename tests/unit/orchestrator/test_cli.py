@@ -115,6 +115,12 @@ def test_mistakes_in_a_job_file(cli: Cli) -> None:
     assert "nonsense" in cli("render", "job.toml", "--set", "nonsense", code=1).stderr
 
 
+def test_what_keeps_a_plan_from_being_started_stands_at_its_end(cli: Cli) -> None:
+    too_much = cli("render", cli.job(), "--set", "kv_offload.cpu.num_bytes='1000TiB'", code=1)
+    assert "kv_offload.cpu.num_bytes: " in too_much.stderr
+    assert "# prefill-0 on " in too_much.stdout
+
+
 def test_wrong_use(cli: Cli) -> None:
     assert "No such command" in cli("rendr", code=2).stderr
     assert "Missing argument" in cli("render", code=2).stderr

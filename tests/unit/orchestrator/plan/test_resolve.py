@@ -127,7 +127,16 @@ def test_offload_of_a_role(job: object, own: object, result: object) -> None:
             id="unknown key of the role's block",
         ),
         pytest.param(
-            {"type": "mooncake"}, "inherit", "kv_offload.cpu: is missing; add it", id="disk only or nothing at all"
+            {"type": "mooncake"},
+            "inherit",
+            "kv_offload.cpu: is missing; add it with num_bytes",
+            id="disk only or nothing at all",
+        ),
+        pytest.param(
+            {"type": "mooncake", "cpu": "1GiB"},
+            "inherit",
+            'kv_offload.cpu: is no table (was "1GiB"); write it as a table with num_bytes',
+            id="a size where its table stands",
         ),
         pytest.param(
             {**JOB_BLOCK, "disk": {"path": "kv"}},

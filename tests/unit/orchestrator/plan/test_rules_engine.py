@@ -143,7 +143,8 @@ def test_a_model_that_is_not_there() -> None:
     assert_error(pd_data(), "model.path", "there is no folder /models/small", facts=facts_of(is_folder=False))
     assert plan_of(pd_data(model={"path": "org/model"}), facts_of(is_folder=False)).errors == ()
     relative = pd_data(model={"path": ".cache/model"})
-    assert_error(relative, "model.path", "there is no folder .cache/model", facts=facts_of(is_folder=False))
+    says = ("there is no folder .cache/model", "seen from where headrace was started")
+    assert_error(relative, "model.path", *says, facts=facts_of(is_folder=False))
 
 
 def test_an_engine_whose_handoff_lease_is_not_ours_to_set() -> None:

@@ -64,6 +64,16 @@ def test_the_variable_of_its_settings_is_the_plans() -> None:
     assert_error(pd_data(env={"HEADRACE_WEIGHTS": "{}"}), "env.HEADRACE_WEIGHTS", "set [weights]")
 
 
+def test_rolling_needs_a_second_replica_of_each_role() -> None:
+    def told(**roles: Any) -> list[str]:
+        plan = plan_of(pd_data(roles=roles, weights={"strategy": "rolling"}), gpu_facts())
+        return [found.problem for found in plan.findings if found.field == "weights.strategy"]
+
+    (problem,) = told(decode={"replicas": 2})
+    assert "prefill has one replica" in problem
+    assert told(prefill={"replicas": 2}, decode={"replicas": 2}) == []
+
+
 def with_stock_store(**changes: Any) -> JsonDict:
     """The decode role has a store connector of the job file's own."""
     store = {"kv_connector": "MooncakeStoreConnector", "kv_role": "kv_both"}

@@ -166,7 +166,7 @@ def test_what_is_no_size_is_refused(written: object) -> None:
         ),
         ({"roles": {"decode": {"replicas": 0}}}, "roles.decode.replicas", "greater than or equal to 1 (was 0)"),
         ({"env": {"X": 1}}, "env.X", "write it in quotes"),
-        ({"model": "x"}, "model", "write it as a table"),
+        ({"model": "x"}, "model", 'is no table (was "x"); write it as a table with path'),
         ({"pool": {"master": "head"}}, "pool.master", 'must be host:port, with a port from 1 to 65535 (was "head")'),
         ({"pool": {"master": "head:70000"}}, "pool.master", "must be host:port"),
         ({"pool": {"master_flags": {"v": [1]}}}, "pool.master_flags.v", "must be a string, a number or a boolean"),
