@@ -46,6 +46,7 @@ def job(phase: Phase, *units: UnitStatus, reason: str = "") -> JobStatus:
         pool=None,
         prometheus_url="http://127.0.0.1:9090",
         warnings=[],
+        events=[],
     )
 
 
