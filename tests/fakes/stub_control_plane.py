@@ -20,6 +20,7 @@ from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord
 from orchestrator.cli_serve import run_server
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.types import JobPlan
+from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.jobs import JobStore
@@ -67,7 +68,7 @@ def stub_service(home: Path) -> JobService:
         return FakeReceivers({engine.name: engine.role for engine in plan.engines})
 
     database = UnsyncedDatabase(home)
-    store, updates = JobStore(database), UpdateStore(database)
+    store, updates, keeping = JobStore(database), UpdateStore(database), KeepingStore(database)
     supervision = Supervision(
         store=store,
         updates=updates,
@@ -75,7 +76,7 @@ def stub_service(home: Path) -> JobService:
         probe=probe,
         carry_out=lambda plan: receivers(plan).carry_out,
         not_ready=lambda _router: None,
-        keeping=KeepingStore(database),
+        keeping=keeping,
         look_outside=lambda plan: receivers(plan).outside(),
         let_handoffs_end=lambda _engine, _limit_s: None,
     )
@@ -88,6 +89,12 @@ def stub_service(home: Path) -> JobService:
         questions=FakeQuestions(),
         pool_use=lambda pool: PoolUse(mounted_bytes=pool.capacity_bytes, used_bytes=0, keys=0),
         open_job=supervision.open,
+        replicas=ReplicaService(
+            store=store,
+            keeping=keeping,
+            supervision=supervision,
+            replicas=lambda plan: receivers(plan).outside().replicas,
+        ),
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )
 

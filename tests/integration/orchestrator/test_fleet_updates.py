@@ -23,6 +23,7 @@ from connectors.types import Role
 from connectors.weights.nixl.desk import Desk
 from connectors.weights.nixl.leases import Readers
 from connectors.weights.nixl.messages import QUESTIONS, Layout, receive, send
+from orchestrator.plan.kinds import kinds_of
 from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.supervision import Supervision
 from orchestrator.weight_service import PushOptions, WeightService
@@ -104,7 +105,8 @@ def _pointed_at(plan: JobPlan, engines: dict[str, UpdatableEngine], bench: Bench
 
     router = replace(plan.router, url=bench.url, internal_url=bench.admin_url, token_file=token)
     # The model pool holds no keys.
-    return replace(plan, engines=tuple(map(at_its_stub, plan.engines)), router=router, pool=None)
+    units = tuple(unit for unit in plan.units if kinds_of(plan)[unit.name] not in ("master", "storage"))
+    return replace(plan, engines=tuple(map(at_its_stub, plan.engines)), router=router, pool=None, units=units)
 
 
 @asynccontextmanager

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from orchestrator import replica_keeper
+from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
 from orchestrator.supervision import supervise_all
 from tests.fakes.fake_launch import FakeFleet
@@ -31,7 +32,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
-    client = serve(build_app(fleet.service(), TOKEN))
+    client = serve(build_app(fleet.service(), Access({TOKEN: "admin"})))
     client.headers["authorization"] = f"Bearer {TOKEN}"
     stopping = threading.Event()
     supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))

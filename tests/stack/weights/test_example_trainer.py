@@ -20,6 +20,7 @@ from connectors.weights.path import PathTransport
 from connectors.weights.source import Target
 from connectors.weights.store import StoreTransport
 from connectors.weights.tensors import Piece
+from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
 from orchestrator.supervision import supervise_all
 from tests.fakes.fake_launch import FakeFleet
@@ -120,7 +121,7 @@ def job_url(tmp_path: Path) -> Iterator[str]:
     stopping = threading.Event()
     supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
     supervising.start()
-    with serving(build_app(fleet.service(), "the-token")) as api:
+    with serving(build_app(fleet.service(), Access({"the-token": "admin"}))) as api:
         yield f"{api.base_url}/jobs/demo"
     stopping.set()
     supervising.join()
