@@ -66,6 +66,7 @@ def test_the_state_is_told_whole() -> None:
                 "breaker": "closed",
                 "active_sessions": 1,
                 "legs_in_flight": 1,
+                "handoffs_failed": 0,
             }
             made.decode[0].answers.set()
             assert (await running).status == 200
