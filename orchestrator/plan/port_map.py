@@ -32,11 +32,13 @@ class PortMap:
         self.base = user_base if user_base is not None else _block_base(owner, reserved)
         self._avoid = reserved | taken
         self._next: dict[str, int] = defaultdict(lambda: self.base)
+        self._firsts: list[int] = []
 
     @property
     def span(self) -> tuple[int, int]:
-        """(first, end) of all that was handed out so far, `end` excluded."""
-        return self.base, max(self._next.values(), default=self.base)
+        """(first, end) of all that was handed out so far, `end` excluded. What another job has from the base on is not
+        this one's."""
+        return min(self._firsts, default=self.base), max(self._next.values(), default=self.base)
 
     def one(self, node: str) -> int:
         return self.block(node, 1)[0]
@@ -53,6 +55,7 @@ class PortMap:
         if first + count > EPHEMERAL_PORTS_FROM:
             raise PortsExhausted(f"no {count} ports left between {self.base} and {EPHEMERAL_PORTS_FROM} on {node}")
         self._next[node] = first + count
+        self._firsts.append(first)
         return first, count
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from orchestrator.errors import PlanRefused
 from orchestrator.plan.types import JobPlan
+from orchestrator.store.jobs import planned_ports
 from tests.unit.orchestrator.samples import (
     facts_of,
     node,
@@ -53,6 +54,11 @@ class TestPorts:
             ports = self.listening(plan_of(data, facts_of(reserved_ports=frozenset(reserved))), "n0")
             assert reserved.isdisjoint(ports)
             reserved |= set(ports)
+
+    def test_a29_two_jobs_with_one_base_share_no_port(self) -> None:
+        first = planned_ports(plan_of(pd_data(ports={"base": 12_000}), facts_of()))
+        data = pd_data(name="other", router={"port": 8001}, ports={"base": 12_000})
+        assert first.isdisjoint(planned_ports(plan_of(data, facts_of(reserved_ports=first))))
 
     def test_a29_jobs_of_one_name_in_two_state_folders_share_no_port(self) -> None:
         mine = plan_of(pd_data(), facts_of())
