@@ -104,7 +104,7 @@ def _add_events(database: Database, jobs: int, events: int) -> None:
 
 
 def _adoptions(serve: Serve, names: Sequence[str]) -> list[Figure]:
-    took = []
+    took, cpu = [], []
     serve.start()
     for _ in range(ADOPTIONS):
         cursor, adopted = int(serve.get("/events?limit=1")["next"]), set[str]()
@@ -120,7 +120,13 @@ def _adoptions(serve: Serve, names: Sequence[str]) -> list[Figure]:
             adopted.update(event["job"] for event in found if event["data"]["pid"] == pid)
             time.sleep(LOOK_EVERY_S)
         took.append(time.monotonic() - began)
-    return [Figure(goal=ADOPTION, ours=took, peer=())]
+        cpu.append(f"{_cpu_s(pid):.1f} s")
+    return [Figure(goal=ADOPTION, ours=took, peer=(), notes=[f"CPU that the program took for it: {', '.join(cpu)}"])]
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _calls(serve: Serve, names: Sequence[str], running: int) -> list[Figure]:
