@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from deploy import probe as readiness
 from deploy.local.backend import LocalBackend
+from deploy.local.process_table import SharedReading
 from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
 from orchestrator.observe.outside import let_handoffs_end, look_outside, replicas_of
@@ -31,10 +33,11 @@ def local_service(home: Path) -> JobService:
     database = Database(home)
     store, updates = JobStore(database), UpdateStore(database)
     keeping = KeepingStore(database)
+    backend = partial(LocalBackend, SharedReading())
     supervision = Supervision(
         store=store,
         updates=updates,
-        backend=LocalBackend,
+        backend=backend,
         probe=readiness.check,
         carry_out=_carry_out,
         not_ready=not_ready,
@@ -44,7 +47,7 @@ def local_service(home: Path) -> JobService:
     )
     return JobService(
         store=store,
-        backend=LocalBackend,
+        backend=backend,
         facts=collect_facts,
         socket_dir=socket_dir,
         probe=readiness.check,

@@ -32,7 +32,8 @@ _LOOK_INTERVAL_S = 0.05
 class LocalBackend:
     """Implements `deploy.backend.Backend` with subprocesses."""
 
-    def __init__(self) -> None:
+    def __init__(self, read_table: Callable[[], Mapping[int, Process]] = snapshot) -> None:
+        self._read_table = read_table
         self._children: dict[Identity, subprocess.Popen[bytes]] = {}
         self._traces: dict[tuple[str, UnitRecord], UnitTrace] = {}
 
@@ -80,7 +81,7 @@ class LocalBackend:
         )
 
     def poll(self, run: RunContext, records: Sequence[UnitRecord]) -> dict[str, UnitStatus]:
-        table = snapshot()
+        table = self._read_table()
         return {record.name: self._status(run, record, table) for record in records}
 
     def alive(self, records: Sequence[UnitRecord]) -> frozenset[UnitRecord]:
@@ -89,7 +90,7 @@ class LocalBackend:
 
     def stop(self, run: RunContext, records: Sequence[UnitRecord], grace_s: float) -> tuple[int, ...]:
         def find() -> frozenset[Identity]:
-            table = snapshot()
+            table = self._read_table()
             return frozenset[Identity]().union(*(self._look(run, record, table) for record in records))
 
         left = _end(find, grace_s)
@@ -99,7 +100,7 @@ class LocalBackend:
 
     def sweep(self, run: RunContext, records: Sequence[UnitRecord], grace_s: float) -> tuple[int, ...]:
         def find() -> frozenset[Identity]:
-            table = snapshot()
+            table = self._read_table()
             recorded = {member.pid for record in records for member in self._look(run, record, table)}
             return strays_of(run.run_id, table, recorded | lineage(os.getpid(), table))
 

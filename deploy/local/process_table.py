@@ -8,7 +8,8 @@ single processes.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -117,6 +118,31 @@ def snapshot() -> dict[int, Process]:
     """Every process by pid. Not one instant: a process may begin or end while the table is read."""
     found = ((pid, read_process(pid)) for pid in all_pids())
     return {pid: process for pid, process in found if process is not None}
+
+
+class SharedReading:
+    """Snapshots for many threads: one reading serves all who asked before it began. Each sees the table as it was after
+    its asking, and on a machine with many processes a reading takes long enough for many to ask."""
+
+    def __init__(self) -> None:
+        self._next = _Reading()
+        self._changing, self._reading = threading.Lock(), threading.Lock()
+
+    def __call__(self) -> Mapping[int, Process]:
+        with self._changing:
+            mine = self._next
+        with self._reading:
+            if mine.table is None:
+                # Whoever asks from now on may have seen what this reading has not.
+                with self._changing:
+                    self._next = _Reading()
+                mine.table = snapshot()
+        return mine.table
+
+
+@dataclass
+class _Reading:
+    table: Mapping[int, Process] | None = None
 
 
 def _variable(environ: bytes, name: str) -> str | None:

@@ -61,12 +61,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     with tempfile.TemporaryDirectory(prefix="bench-state-") as folder, _recorded(Path(folder), chosen) as names:
         serve = Serve(Path(folder))
         try:
-            figures += _adoptions(serve, names[: chosen.running])
-            figures += _calls(serve, names, chosen.running)
+            for figure in itertools.chain(
+                _adoptions(serve, names[: chosen.running]), _calls(serve, names, chosen.running)
+            ):
+                print(f"\n{figure.report()}", flush=True)
+                figures.append(figure)
         finally:
             serve.close()
-    for figure in figures:
-        print(f"\n{figure.report()}", flush=True)
     print(result_line(figures, GOALS))
 
 
@@ -103,8 +104,8 @@ def _add_events(database: Database, jobs: int, events: int) -> None:
         )
 
 
-def _adoptions(serve: Serve, names: Sequence[str]) -> list[Figure]:
-    took = []
+def _adoptions(serve: Serve, names: Sequence[str]) -> Iterator[Figure]:
+    took, cpu = [], []
     serve.start()
     for _ in range(ADOPTIONS):
         cursor, adopted = int(serve.get("/events?limit=1")["next"]), set[str]()
@@ -120,10 +121,16 @@ def _adoptions(serve: Serve, names: Sequence[str]) -> list[Figure]:
             adopted.update(event["job"] for event in found if event["data"]["pid"] == pid)
             time.sleep(LOOK_EVERY_S)
         took.append(time.monotonic() - began)
-    return [Figure(goal=ADOPTION, ours=took, peer=())]
+        cpu.append(f"{_cpu_s(pid):.1f} s")
+    yield Figure(goal=ADOPTION, ours=took, peer=(), notes=[f"CPU that the program took for it: {', '.join(cpu)}"])
 
 
-def _calls(serve: Serve, names: Sequence[str], running: int) -> list[Figure]:
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _calls(serve: Serve, names: Sequence[str], running: int) -> Iterator[Figure]:
     chance = random.Random(0)
     ended = names[running:]
     newest = serve.get("/events?limit=1")["next"]
@@ -133,12 +140,10 @@ def _calls(serve: Serve, names: Sequence[str], running: int) -> list[Figure]:
         "get_running": lambda: f"/jobs/{chance.choice(names[:running])}",
         "events": lambda: f"/jobs/{chance.choice(names)}/events?since={chance.randrange(newest)}",
     }
-    figures = []
     for what, path in paths.items():
         rounds = [[_timed_ms(serve, path()) for _ in range(CALLS)] for _ in range(ROUNDS)]
         for goal, percent in zip(CALL_GOALS[what], (50, 99), strict=True):
-            figures.append(Figure(goal=goal, ours=[percentile(values, percent) for values in rounds], peer=()))
-    return figures
+            yield Figure(goal=goal, ours=[percentile(values, percent) for values in rounds], peer=())
 
 
 def _timed_ms(serve: Serve, path: str) -> float:

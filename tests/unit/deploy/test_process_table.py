@@ -1,10 +1,24 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Mapping
 
 import pytest
 
-from deploy.local.process_table import Identity, Marker, Process, parse_marker, parse_stat, read_identity, read_process
+from deploy.local import process_table
+from deploy.local.process_table import (
+    Identity,
+    Marker,
+    Process,
+    SharedReading,
+    is_alive,
+    parse_marker,
+    parse_stat,
+    read_identity,
+    read_process,
+)
 
 RECORDED = (
     "4961 ({comm}) {state} 4894 4894 3851 0 -1 4194304 97 0 0 0 0 0 0 0 20 0 {threads} 0 66894 3133440 358 "
@@ -62,3 +76,49 @@ def test_own_process_is_read():
     assert me is not None
     assert (me.alive, me.ppid, me.session) == (True, os.getppid(), os.getsid(0))
     assert read_identity(os.getpid()) == me.identity
+
+
+def test_a_life_is_alive_and_another_one_of_its_pid_is_not():
+    mine = read_identity(os.getpid())
+    assert mine is not None
+    assert is_alive(mine)
+    assert not is_alive(Identity(pid=mine.pid, start_ticks=mine.start_ticks + 1))
+
+
+def test_nobody_gets_a_reading_that_began_before_it_asked(monkeypatch):
+    begun, go_on = threading.Event(), threading.Event()
+
+    def reading() -> Mapping[int, Process]:
+        begun.set()
+        assert go_on.wait(10)
+        return {}
+
+    monkeypatch.setattr(process_table, "snapshot", reading)
+    ask = SharedReading()
+    answers: dict[str, Mapping[int, Process]] = {}
+    threads = [threading.Thread(target=lambda name=name: answers.update({name: ask()})) for name in ("early", "late")]
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    go_on.set()
+    for thread in threads:
+        thread.join()
+    assert answers["early"] is not answers["late"]
+
+
+def test_those_who_ask_at_once_share_readings(monkeypatch):
+    readings: list[None] = []
+
+    def reading() -> Mapping[int, Process]:
+        readings.append(None)
+        time.sleep(0.005)
+        return {}
+
+    monkeypatch.setattr(process_table, "snapshot", reading)
+    ask = SharedReading()
+    threads = [threading.Thread(target=lambda: [ask() for _ in range(20)]) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(readings) < 8 * 20 * 3 / 4
