@@ -143,9 +143,16 @@ class Control:
         return pushed
 
     def request(self, path: str, body: Mapping[str, Any] | None = None) -> str:
-        """Ask for a restart, a drain, or another number of replicas; how it ended, and why so. Blocking."""
+        """`ask`, and `ended`."""
+        return self.ended(self.ask(path, body))
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> int:
+        """For a restart, a drain, or another number of replicas; the request's number."""
         reply = self._http.post(f"/jobs/{self.job}{path}", json=body)
-        number = reply.raise_for_status().json()["number"]
+        return int(reply.raise_for_status().json()["number"])
+
+    def ended(self, number: int) -> str:
+        """How a request ended, and why so. Blocking."""
         found: dict[str, Any] = {}
 
         def has_ended() -> bool:

@@ -52,3 +52,32 @@ def test_replicas_are_drained_and_restarted(job: dict[str, Any], control: Contro
     assert serves(job, control, push.version) == epoch
     for name in ("prefill-1", "decode-0"):
         assert engine_url(before, name) == engine_url(after, name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("moment", ["asked", "started", "gone"])
+def test_the_control_plane_is_killed_while_a_role_is_scaled(job: dict[str, Any], control: Control, moment: str) -> None:
+    """Killed as soon as it is asked, while the new engine comes up, or while the last one leaves."""
+    push = control.update()
+    epoch = serves(job, control, push.version)
+    with traffic(job) as replies:
+        number = control.ask("/roles/decode/scale", {"replicas": 3})
+        if moment != "gone":
+            wait_until("it has come so far", lambda: moment == "asked" or pid_of(control, "decode-2") is not None)
+            control.kill()
+            control.start()
+        assert control.ended(number) == "done"
+        assert usable(job)["decode-2"] == epoch
+        number = control.ask("/roles/decode/scale", {"replicas": 2})
+        if moment == "gone":
+            wait_until("it leaves", lambda: "decode-2" not in usable(job))
+            control.kill()
+            control.start()
+        assert control.ended(number) == "done"
+    check(replies, {epoch: push.version})
+    assert serves(job, control, push.version) == epoch
+    assert {unit["name"] for unit in control.status()["units"]} == {unit["name"] for unit in job["units"]}
+
+
+def pid_of(control: Control, name: str) -> int | None:
+    return next((unit["pid"] for unit in control.status()["units"] if unit["name"] == name), None)
