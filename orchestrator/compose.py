@@ -54,7 +54,9 @@ def local_service(home: Path) -> JobService:
         questions=RunningEngines(),
         pool_use=pool_use,
         open_job=supervision.open,
-        replicas=ReplicaService(store=store, keeping=keeping, supervision=supervision, replicas=replicas_of),
+        replicas=ReplicaService(
+            store=store, keeping=keeping, supervision=supervision, replicas=replicas_of, facts=collect_facts
+        ),
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )
 

@@ -1,4 +1,5 @@
-"""Restarts and drains of single processes of a job. A handler parses, makes one call of the service, and answers."""
+"""Restarts and drains of single processes of a job, and how many replicas a role has. A handler parses, makes one call
+of the service, and answers."""
 
 from __future__ import annotations
 
@@ -7,8 +8,16 @@ from typing import Annotated
 from fastapi import APIRouter, Path
 from fastapi.concurrency import run_in_threadpool
 
+from connectors.types import Role
 from orchestrator.api.problems import declared
-from orchestrator.api.replica_schemas import LeaveBody, RequestList, RequestStatus, request_list, request_status
+from orchestrator.api.replica_schemas import (
+    LeaveBody,
+    RequestList,
+    RequestStatus,
+    ScaleBody,
+    request_list,
+    request_status,
+)
 from orchestrator.replica_service import ReplicaService
 
 RequestNumber = Annotated[int, Path(ge=1, lt=2**63)]
@@ -27,6 +36,12 @@ def replica_routes(replicas: ReplicaService) -> APIRouter:
     async def drain(name: str, replica: str, body: LeaveBody) -> RequestStatus:
         """Send an engine no more requests, and no new weights, until it is undrained."""
         return request_status(await run_in_threadpool(replicas.drain, name, replica, force=body.force))
+
+    @routes.post("/roles/{role}/scale", status_code=202, responses=declared(409))
+    async def scale(name: str, role: Role, body: ScaleBody) -> RequestStatus:
+        """Give a role another number of replicas. New ones get requests once they have what the job serves; the last
+        ones leave first: they are drained, and their sessions move."""
+        return request_status(await run_in_threadpool(replicas.scale, name, role, body.replicas, force=body.force))
 
     @routes.post("/replicas/{replica}/undrain", status_code=202, responses=declared(409))
     async def undrain(name: str, replica: str) -> RequestStatus:

@@ -95,6 +95,8 @@ Table(
     Column("outcome", Text, nullable=False),
     Column("note", Text, nullable=False),
     Column("ended_at", REAL),
+    Column("replicas", Integer),
+    Column("plan", Text),
 )
 Table(
     "events",

@@ -94,6 +94,7 @@ def stub_service(home: Path) -> JobService:
             keeping=keeping,
             supervision=supervision,
             replicas=lambda plan: receivers(plan).outside().replicas,
+            facts=facts,
         ),
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )
