@@ -129,8 +129,8 @@ def set_up(*, stack: bool, dev: bool, model: Path | None) -> None:
             check_disk(STACK_GB if "stack" in {step.name for step in waiting} else BASE_GB)
         if missing := missing_packages(stack=stack, venv=any(step.name == "venv" for step in waiting)):
             install_debian(missing)
-        if stack:
-            offer_programs()
+        if stack and (offered := [program for program in OFFERED if shutil.which(program) is None]):
+            offer(offered)
         for step in waiting:
             do_step(step, lock)
         took = f"set up in {time.monotonic() - began:.0f} s" if waiting else "already set up, nothing to do"
@@ -291,14 +291,11 @@ def install_debian(packages: Sequence[str]) -> None:
     run_logged(f"system packages ({' '.join(packages)})", commands, LOGS / "system.log")
 
 
-def offer_programs() -> None:
-    missing = [program for program in OFFERED if shutil.which(program) is None]
-    if not missing:
-        return
+def offer(programs: Sequence[str]) -> None:
     try:
-        install_debian(missing)
+        install_debian(programs)
     except SetupError as error:
-        say(f"warning: {'; '.join(OFFERED[program] for program in missing)}. {error}")
+        say(f"warning: {'; '.join(OFFERED[program] for program in programs)}. {error}")
 
 
 def administrator() -> list[str] | None:

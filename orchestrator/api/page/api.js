@@ -1,6 +1,7 @@
 // Calls of the control API with the reader's token, and what can come of them.
 
 const ROOT = new URL("..", import.meta.url);
+const PATIENCE_MS = 30_000;
 
 /** The API does not know the token. */
 export class TokenRefused extends Error {}
@@ -28,7 +29,8 @@ export class Api {
 
   /** The answer to a GET. Throws one of the above. */
   async get(path, signal) {
-    return this.#heard(signal, async () => (await this.#reply(path, signal)).json());
+    const until = AbortSignal.any([signal, AbortSignal.timeout(PATIENCE_MS)]);
+    return this.#heard(signal, async () => (await this.#reply(path, until)).json());
   }
 
   /** The same, piece by piece as it comes. Where it breaks off, it ends. */

@@ -3,9 +3,10 @@
 import { h, table } from "./dom.js";
 import { badge, counted, moment } from "./format.js";
 import { follow } from "./stream.js";
-import { firstAnswer, pause } from "./watch.js";
+import { firstAnswer } from "./watch.js";
 
 const SHOWN = 200;
+const NEWS_AFTER_MS = 500;
 const NEWS_EVERY_MS = 10_000;
 const news = document.getElementById("news");
 
@@ -15,20 +16,28 @@ export async function showFeed(api, path, ofAll, section, signal) {
   const page = await firstAnswer(api, `${path}?limit=${SHOWN}`, signal);
   if (page === null) return;
   feed.add(page.events);
-  let fresh = [];
+  const announce = announcer(signal);
   const tell = (event) => {
-    fresh.push(event);
     feed.add([event]);
+    announce(event);
   };
-  const announce = async () => {
-    // Read out now and then: a voice that reads every event leaves no room for anything else.
-    while (!signal.aborted) {
-      if (fresh.length > 0) news.textContent = inShort(fresh);
-      fresh = [];
-      await pause(NEWS_EVERY_MS, signal);
-    }
+  await follow(api, `${path}/stream`, page.next, signal, tell, (live) => feed.setLive(live));
+}
+
+/** Has events read out, several at once: a voice that reads out each leaves no room for anything else. */
+function announcer(signal) {
+  let fresh = [];
+  let spokenAt = 0;
+  const speak = () => {
+    if (signal.aborted) return;
+    news.textContent = inShort(fresh);
+    fresh = [];
+    spokenAt = Date.now();
   };
-  await Promise.all([follow(api, `${path}/stream`, page.next, signal, tell, (live) => feed.setLive(live)), announce()]);
+  return (event) => {
+    fresh.push(event);
+    if (fresh.length === 1) setTimeout(speak, Math.max(NEWS_AFTER_MS, spokenAt + NEWS_EVERY_MS - Date.now()));
+  };
 }
 
 class Feed {
@@ -96,13 +105,13 @@ class Feed {
 }
 
 function row(event, ofAll) {
-  const job = h("a", { href: `#/jobs/${encodeURIComponent(event.job)}` }, event.job);
   const told = { job_phase: event.data.phase, update_ended: event.data.outcome };
   return h(
     "tr",
     {},
     h("td", { class: "time" }, moment(event.at)),
-    ofAll && h("td", {}, job),
+    // No link: two hundred of them would stand between a keyboard and what comes after.
+    ofAll && h("td", {}, event.job),
     h("td", {}, badge(String(told[event.kind] ?? event.kind))),
     h("td", { class: "text" }, event.text),
   );

@@ -22,8 +22,6 @@ function show() {
   leave.hidden = token === null;
   if (token === null) ask("");
   else showView(new Api(token, tell), view.signal);
-  // Whoever follows a link by keyboard goes on where it leads.
-  main.querySelector("h1")?.focus();
 }
 
 function showView(api, signal) {
@@ -31,6 +29,8 @@ function showView(api, signal) {
   document.title = name === null ? "Headrace" : `${name} · Headrace`;
   path.replaceChildren(...(name === null ? [] : [h("a", { href: "#/" }, "Jobs"), h("span", { "aria-current": "page" }, name)]));
   const shown = name === null ? showJobs(api, main, signal) : showJob(api, name, main, signal);
+  // Whoever follows a link by keyboard goes on where it leads.
+  main.querySelector("h1").focus();
   shown.catch((error) => {
     if (signal.aborted) return;
     if (!(error instanceof TokenRefused)) throw error;

@@ -20,16 +20,23 @@ export async function follow(api, path, since, signal, tell, setLive) {
     await untilVisible(signal);
     connection = new AbortController();
     const until = AbortSignal.any([signal, connection.signal]);
+    let silence = setTimeout(() => connection.abort(), SILENT_MS);
+    const heard = () => {
+      clearTimeout(silence);
+      silence = setTimeout(() => connection.abort(), SILENT_MS);
+      wait = FIRST_PAUSE_MS;
+    };
     try {
       const body = await api.open(`${path}?since=${cursor}`, until);
       setLive(true);
-      for await (const event of events(body)) {
+      for await (const event of events(body, heard)) {
         cursor = event.seq;
-        wait = FIRST_PAUSE_MS;
         tell(event);
       }
     } catch (error) {
       if (!until.aborted && !isPassing(error)) throw error;
+    } finally {
+      clearTimeout(silence);
     }
     if (signal.aborted) return;
     setLive(false);
@@ -38,9 +45,10 @@ export async function follow(api, path, since, signal, tell, setLive) {
   }
 }
 
-async function* events(body) {
+async function* events(body, heard) {
   let rest = "";
-  for await (const text of chunks(body)) {
+  for await (const text of texts(body)) {
+    heard();
     const blocks = (rest + text).split(/\r?\n\r?\n/);
     rest = blocks.pop();
     for (const block of blocks) {
@@ -50,17 +58,12 @@ async function* events(body) {
   }
 }
 
-async function* chunks(body) {
+/** What comes, until it ends or breaks off. */
+async function* texts(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  try {
-    for (;;) {
-      // Who has gone without a word is found out by the silence.
-      const timer = setTimeout(() => reader.cancel(), SILENT_MS);
-      const { done, value } = await reader.read().catch(() => ({ done: true })).finally(() => clearTimeout(timer));
-      if (done) return;
-      yield value;
-    }
-  } finally {
-    reader.cancel().catch(() => {});
+  for (;;) {
+    const { done, value } = await reader.read().catch(() => ({ done: true }));
+    if (done) return;
+    yield value;
   }
 }

@@ -16,7 +16,7 @@ export function showTokenForm(main, complaint, take) {
   const complain = (text) => {
     said.textContent = text;
     input.setAttribute("aria-invalid", String(text !== ""));
-    if (text !== "") input.focus();
+    input.focus();
   };
   const form = h(
     "form",

@@ -91,7 +91,7 @@ class Reader:
             self.complaints.append(message.text)
 
     def _see(self, request: Request) -> None:
-        if not request.url.startswith(self.url.removesuffix("page/")):
+        if not request.url.startswith(self.url.partition("page/")[0]):
             self.complaints.append(f"asks {request.url}")
         if "token" in request.url and not request.url.endswith("/token.js"):
             self.complaints.append(f"a token in {request.url}")

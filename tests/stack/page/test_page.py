@@ -51,6 +51,7 @@ def test_a_reader_finds_all_by_keyboard_and_nothing_is_hard_to_read(fleet: Fleet
     assert read.stops() == [
         "Replicas",
         "Processes",
+        "One warning of the plan",
         "Filter the events",
         "Hold",
         "Events, the newest first",
@@ -151,5 +152,6 @@ def test_a_control_api_that_is_gone_is_said_and_asked_again(empty: Serve, reader
 def test_a_narrow_window_scrolls_one_way(fleet: Fleet, reader: Look, path: str) -> None:
     read = reader(fleet.page + path, token=VIEWER, width=360)
     read.see("live")
+    read.see("Processes" if path else JOB)
     read.picture("narrow-job" if path else "narrow-jobs")
     assert read.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
