@@ -10,6 +10,7 @@ from playwright.sync_api import ConsoleMessage, Page, Request
 WAIT_MS = 60_000
 """On a machine that does much else."""
 MOST_STOPS = 60
+TALL = 6000
 FOCUSED = """() => {
   const at = document.activeElement, style = getComputedStyle(at);
   const name = at.getAttribute("aria-label") ?? at.labels?.[0]?.textContent ?? at.textContent.trim();
@@ -70,14 +71,16 @@ class Reader:
         raise AssertionError(f"the tab key does not lead to {name}")
 
     def barriers(self) -> list[str]:
-        """What axe-core finds that keeps somebody from reading the page. Contrasts are computed."""
+        """What axe-core finds that keeps somebody from reading the page: contrasts too low among them, or not known."""
+        size = self.page.viewport_size
+        assert size is not None
+        # Where a scrolled row is cut off, no contrast is computed.
+        self.page.set_viewport_size({"width": size["width"], "height": TALL})
         found = Axe().run(self.page).response
+        self.page.set_viewport_size(size)
         assert any(rule["id"] == "color-contrast" for rule in found["passes"])
-        return [
-            f"{rule['id']}: {node['html']} {node['failureSummary']}"
-            for rule in found["violations"]
-            for node in rule["nodes"]
-        ]
+        rules = [*found["violations"], *(rule for rule in found["incomplete"] if rule["id"] == "color-contrast")]
+        return [f"{rule['id']}: {node['html']} {node['failureSummary']}" for rule in rules for node in rule["nodes"]]
 
     def picture(self, name: str) -> None:
         """Keep a screenshot of the whole page."""
