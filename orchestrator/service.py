@@ -30,7 +30,7 @@ from orchestrator.errors import (
 )
 from orchestrator.plan.build import build_plan, refuse_errors
 from orchestrator.plan.facts import ClusterFacts
-from orchestrator.plan.types import Finding, JobPlan, PoolPlan
+from orchestrator.plan.types import Finding, JobPlan, PoolPlan, RouterPlan
 from orchestrator.replica_service import ReplicaService
 from orchestrator.spec.difference import differences
 from orchestrator.spec.job import JobSpec
@@ -45,6 +45,7 @@ from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
 from orchestrator.supervisor.view import JobGlance, JobView, ServedVersion, glance_at_jobs, view_job
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.audit import Audited, audit
+from orchestrator.weights.router_client import RouterTraffic
 
 EVENTS_SHOWN = 10
 VIEWS_AT_ONCE = 8
@@ -76,6 +77,7 @@ class JobService:
     probe: ReadinessProbe
     questions: EngineQuestions
     pool_use: Callable[[PoolPlan], PoolUse | str]
+    router_traffic: Callable[[RouterPlan], RouterTraffic | str]
     open_job: Opening
     weights: WeightService
     replicas: ReplicaService
@@ -273,6 +275,15 @@ class JobService:
     def glances(self) -> list[JobGlance]:
         """At all jobs: what is recorded, and which processes live."""
         return glance_at_jobs(self.store, self.backend())
+
+    def traffic(self, name: str) -> RouterTraffic | str:
+        """What passes through the job's router now, or why that is not known.
+
+        Raises:
+            JobUnknown: none is recorded.
+        """
+        job = self.store.get(name)
+        return self.router_traffic(job.plan.router) if job.phase in SERVING else f"the job is {job.phase}"
 
     def audit(self, name: str, most: int) -> tuple[Audited, ...]:
         """Whether the job answers as it would without any cache: of its newest kept requests at most so many, or as

@@ -48,6 +48,12 @@ LIBRARIES = {
 }
 """What Mooncake's programs load, even for tcp, and the Debian packages that have it."""
 
+OFFERED = {
+    "prometheus": "no Prometheus; jobs with monitoring and its tests will not run",
+    "chromium": "no Chromium; the tests of the web page will not run",
+}
+"""Programs, which are Debian packages of the same name, and what their absence means. It stops nothing."""
+
 HINTS = (
     (r"No space left on device", "The disk is full: free space, or let TMPDIR and PIP_CACHE_DIR name another one."),
     (
@@ -123,8 +129,8 @@ def set_up(*, stack: bool, dev: bool, model: Path | None) -> None:
             check_disk(STACK_GB if "stack" in {step.name for step in waiting} else BASE_GB)
         if missing := missing_packages(stack=stack, venv=any(step.name == "venv" for step in waiting)):
             install_debian(missing)
-        if stack and shutil.which("prometheus") is None:
-            offer_prometheus()
+        if stack and (offered := [program for program in OFFERED if shutil.which(program) is None]):
+            offer(offered)
         for step in waiting:
             do_step(step, lock)
         took = f"set up in {time.monotonic() - began:.0f} s" if waiting else "already set up, nothing to do"
@@ -285,12 +291,11 @@ def install_debian(packages: Sequence[str]) -> None:
     run_logged(f"system packages ({' '.join(packages)})", commands, LOGS / "system.log")
 
 
-def offer_prometheus() -> None:
-    """Monitoring is left out of a job without it, so its absence stops nothing."""
+def offer(programs: Sequence[str]) -> None:
     try:
-        install_debian(["prometheus"])
+        install_debian(programs)
     except SetupError as error:
-        say(f"warning: no Prometheus; jobs with monitoring and its tests will not run. {error}")
+        say(f"warning: {'; '.join(OFFERED[program] for program in programs)}. {error}")
 
 
 def administrator() -> list[str] | None:

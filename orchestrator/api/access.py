@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from orchestrator.store.tokens import ROLES, Role
 
 OPEN_PATHS = ("/health",)
+PAGE = "/page/"
+"""Files of the page lie below: they are the same for everybody."""
 _TRAINERS_PATH = re.compile(r"/jobs/[^/]+/(weights|rlhf)(/.*)?")
 
 
@@ -28,7 +30,7 @@ class Access:
 
 def needed_role(method: str, path: str) -> Role | None:
     """The least role that may make a call; None where no token is asked for. What is not listed here takes an admin."""
-    if path in OPEN_PATHS:
+    if path in OPEN_PATHS or path == "/" or path.startswith(PAGE):
         return None
     if method in ("GET", "HEAD"):
         return "viewer"

@@ -16,6 +16,7 @@ from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
 from orchestrator.api.job_file import IN_DOCUMENT, job_file
 from orchestrator.api.problems import declared
 from orchestrator.api.schemas import JobList, JobStatus, job_status, job_summary
+from orchestrator.api.traffic_schemas import TrafficStatus, traffic_status
 from orchestrator.errors import HeadraceError, JobExists
 from orchestrator.service import JobService
 from orchestrator.supervisor.interfaces import Progress
@@ -54,6 +55,11 @@ def job_routes(service: JobService) -> APIRouter:
     async def show_job(name: str) -> JobStatus:
         """A job as it is: every process is looked at now."""
         return job_status(await run_in_threadpool(service.view, name))
+
+    @routes.get("/jobs/{name}/traffic", responses=declared(404))
+    async def traffic(name: str) -> TrafficStatus:
+        """What passes through a job's router now: its gate, and the sessions and requests of each replica."""
+        return traffic_status(await run_in_threadpool(service.traffic, name))
 
     @routes.delete("/jobs/{name}", responses={**declared(404), 202: {"model": JobStatus}})
     async def stop_job(name: str, response: Response, wait: Annotated[bool, Query()] = True) -> JobStatus:

@@ -17,6 +17,7 @@ from orchestrator.api.problems import add_handlers, declared
 from orchestrator.api.routes_events import event_routes
 from orchestrator.api.routes_job import job_routes, resume_starts
 from orchestrator.api.routes_logs import log_routes
+from orchestrator.api.routes_page import add_page
 from orchestrator.api.routes_plan import plan_routes
 from orchestrator.api.routes_replicas import replica_routes
 from orchestrator.api.routes_rlhf import rlhf_routes
@@ -36,7 +37,7 @@ class Health(WireModel, json_schema_extra={"examples": [{"status": "ok"}]}):
 
 
 def build_app(service: JobService, access: Access | None) -> FastAPI:
-    """The app. Every route but /health asks for a token; `access` None asks for nothing (tests only)."""
+    """The app. All but /health and the page's files asks for a token; `access` None asks for nothing (tests only)."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -71,4 +72,5 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
     ):
         app.include_router(routes, responses=GUARDED)
     app.include_router(replica_routes(service.replicas), responses=GUARDED)
+    add_page(app)
     return app

@@ -6,6 +6,7 @@ The other end is `router/io/admin.py`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -33,6 +34,19 @@ class RouterCallFailed(Exception):
 
 class RouterRefused(RouterCallFailed):
     """The router has said that it does not do it, or could not within the time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterTraffic:
+    """What passes through a router now."""
+
+    gate: GateState
+    sessions: int
+    waiting: int
+    """Requests that no engine was chosen for yet."""
+    admitted: int
+    """Requests that engines work on."""
+    replicas: tuple[ReplicaView, ...]
 
 
 class RouterClient:
@@ -68,10 +82,12 @@ class RouterClient:
         }
         return RouterFacts(gate=answer["gate"], replicas=replicas)
 
+    def traffic(self) -> RouterTraffic:
+        return msgspec.convert(self._call("GET", "/state", None, 0.0), RouterTraffic)
+
     def replicas(self) -> dict[str, ReplicaView]:
         """By name, with their load."""
-        views = msgspec.convert(self._call("GET", "/state", None, 0.0)["replicas"], list[ReplicaView])
-        return {view.name: view for view in views}
+        return {view.name: view for view in self.traffic().replicas}
 
     def finished(self) -> list[FinishedRequest]:
         """Those that were kept for an audit."""

@@ -220,6 +220,7 @@ class FakeFleet:
             probe=self.probe,
             questions=self.questions,
             pool_use=lambda _pool: self.pool_use,
+            router_traffic=lambda _router: self.receivers.traffic(),
             open_job=self.opening,
             weights=self.weights(),
             replicas=self.replicas(),

@@ -10,6 +10,7 @@ from orchestrator.observe.outside import Outside
 from orchestrator.plan.types import EnginePlan
 from orchestrator.weights import acts, events
 from orchestrator.weights.receivers import FIRST_VERSION
+from orchestrator.weights.router_client import RouterTraffic
 from orchestrator.weights.words import ReplicaFacts
 from router.core.fleet import ReplicaView
 from tests.fakes.weight_fleet import LoadEnd, Refused, SimEngine, SimRouter
@@ -50,6 +51,16 @@ class FakeReceivers:
     def outside(self) -> Outside:
         with self._one_at_a_time:
             return Outside(replicas={name: self._view(name) for name in self.router.replicas}, segments=self.segments)
+
+    def traffic(self) -> RouterTraffic:
+        with self._one_at_a_time:
+            return RouterTraffic(
+                gate=self.router.gate,
+                sessions=0,
+                waiting=0,
+                admitted=sum(self.legs.values()),
+                replicas=tuple(self._view(name) for name in self.router.replicas),
+            )
 
     def let_handoffs_end(self, engine: EnginePlan, limit_s: float) -> None:
         assert limit_s > 0

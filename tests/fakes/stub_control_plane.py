@@ -88,6 +88,7 @@ def stub_service(home: Path) -> JobService:
         probe=probe,
         questions=FakeQuestions(),
         pool_use=lambda pool: PoolUse(mounted_bytes=pool.capacity_bytes, used_bytes=0, keys=0),
+        router_traffic=lambda _router: "it has no router",
         open_job=supervision.open,
         replicas=ReplicaService(
             store=store,

@@ -65,6 +65,18 @@ def test_a_replica_is_restarted_drained_and_undrained(fleet: FakeFleet, api: htt
     assert api.get("/jobs/demo/requests/1").json() == shown[0]
 
 
+def test_the_traffic_of_a_job_is_what_its_router_says(fleet: FakeFleet, api: httpx.Client) -> None:
+    fleet.receivers.legs = {"decode-1": 3}
+    told = api.get("/jobs/demo/traffic").json()
+    assert (told["router"]["gate"], told["router"]["admitted"], told["router_unknown"]) == ("open", 3, "")
+    replicas = {each["name"]: each for each in told["router"]["replicas"]}
+    assert set(replicas) == set(fleet.receivers.engines)
+    assert (replicas["decode-1"]["legs_in_flight"], replicas["decode-1"]["epoch"]) == (3, 1)
+    fleet.service().stop("demo")
+    assert api.get("/jobs/demo/traffic").json() == {"router": None, "router_unknown": "the job is stopped"}
+    assert api.get("/jobs/nobody/traffic").status_code == 404
+
+
 @pytest.mark.parametrize(
     ("path", "body", "status", "says"),
     [

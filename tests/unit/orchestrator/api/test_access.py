@@ -24,6 +24,9 @@ def test_nobody_is_known_where_there_are_no_tokens() -> None:
     [
         ("GET", "/health", None),
         ("POST", "/health", None),
+        ("GET", "/", None),
+        ("GET", "/page/main.js", None),
+        ("GET", "/pages", "viewer"),
         ("GET", "/jobs/demo/logs/router", "viewer"),
         ("GET", "/no/such/route", "viewer"),
         ("POST", "/jobs/demo/weights", "trainer"),

@@ -16,6 +16,7 @@ from orchestrator.api.problems import MEDIA_TYPE, Problem
 from orchestrator.api.routes_rlhf import Finished
 from orchestrator.api.schemas import JobList, JobStatus
 from orchestrator.api.server import build_app
+from orchestrator.api.traffic_schemas import TRAFFIC, TrafficStatus
 from orchestrator.api.weight_schemas import PushBody, UpdateList, UpdateStatus, WeightsStatus
 from tests.fakes.fake_launch import FakeFleet
 from tests.unit.orchestrator.samples import spec_of
@@ -78,6 +79,7 @@ def test_tokens_are_asked_for_everywhere_but_at_the_health_route(document: dict[
         (AuditStatus, examples.AUDIT),
         (PushBody, examples.PUSH),
         (Finished, examples.FINISHED),
+        (TrafficStatus, TRAFFIC),
     ],
 )
 def test_examples_are_true(model: type[BaseModel], example: dict[str, Any]) -> None:
