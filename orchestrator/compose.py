@@ -13,7 +13,7 @@ from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
 from orchestrator.observe.outside import let_handoffs_end, look_outside, replicas_of
 from orchestrator.observe.pool import pool_use
-from orchestrator.observe.router import not_ready
+from orchestrator.observe.router import let_requests_end, not_ready
 from orchestrator.plan.types import JobPlan
 from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
@@ -54,6 +54,7 @@ def local_service(home: Path) -> JobService:
         questions=RunningEngines(),
         pool_use=pool_use,
         open_job=supervision.open,
+        let_requests_end=let_requests_end,
         replicas=ReplicaService(store=store, keeping=keeping, supervision=supervision, replicas=replicas_of),
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )

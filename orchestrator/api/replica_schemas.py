@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pydantic import ConfigDict
 
 from orchestrator.api.wire import WireModel
+from orchestrator.operations import id_of
 from orchestrator.store.keeping import ReplicaRequest, RequestKind, RequestOutcome
 
 REQUEST = {
     "number": 1,
+    "operation": "demo:1f3c9a2b:request:1",
     "kind": "restart",
     "process": "prefill-1",
     "why": "somebody asked for it",
@@ -32,6 +34,8 @@ class LeaveBody(WireModel, json_schema_extra={"examples": [{"force": False}]}):
 
 class RequestStatus(WireModel, json_schema_extra={"examples": [REQUEST]}):
     number: int
+    operation: str
+    """Its id under /operations."""
     kind: RequestKind
     process: str
     why: str
@@ -53,6 +57,7 @@ class RequestList(WireModel, json_schema_extra={"examples": [{"requests": [REQUE
 def request_status(request: ReplicaRequest) -> RequestStatus:
     return RequestStatus(
         number=request.number,
+        operation=str(id_of(request.job, request.run_id, "request", request.number)),
         kind=request.kind,
         process=request.unit,
         why=request.why,

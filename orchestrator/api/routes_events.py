@@ -32,12 +32,15 @@ LastEventId = Annotated[
     int | None,
     Header(ge=0, lt=2**63, description="As browsers send it when they connect again; stronger than `since`."),
 ]
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Server-Sent Events: `id` is the event's `seq`, `data` the event as JSON.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}, "example": EVENT_STREAM}},
-    }
-}
+
+
+def stream_of(what: str, example: str) -> dict[int | str, dict[str, Any]]:
+    """For the `responses` of a route whose answer is a stream."""
+    content = {"text/event-stream": {"schema": {"type": "string"}, "example": example}}
+    return {200: {"description": f"Server-Sent Events. {what}", "content": content}}
+
+
+_STREAM = stream_of("`id` is the event's `seq`, `data` the event as JSON.", EVENT_STREAM)
 
 
 def event_routes(store: JobStore) -> APIRouter:
@@ -79,8 +82,13 @@ def _page(store: JobStore, job: str | None, since: int | None, limit: int) -> Ev
 async def _stream(store: JobStore, job: str | None, since: int | None) -> EventSourceResponse:
     seq = since if since is not None else await run_in_threadpool(store.events.newest_seq)
     ending = anyio.Event()
+    return event_source(_follow(store, job, seq, ending), ending)
+
+
+def event_source(events: AsyncIterator[ServerSentEvent], ending: anyio.Event) -> EventSourceResponse:
+    """A stream that beats, and whose `ending` is set when the server is told to end."""
     return EventSourceResponse(
-        _follow(store, job, seq, ending),
+        events,
         ping=BEATS_EVERY_S,
         shutdown_event=ending,
         shutdown_grace_period=ENDS_WITHIN_S,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Response
 from fastapi.concurrency import run_in_threadpool
 
+from orchestrator.api.operation_schemas import BEGUN, point_to
 from orchestrator.api.problems import declared
 from orchestrator.api.replica_schemas import LeaveBody, RequestList, RequestStatus, request_list, request_status
 from orchestrator.replica_service import ReplicaService
+from orchestrator.store.keeping import ReplicaRequest
 
 RequestNumber = Annotated[int, Path(ge=1, lt=2**63)]
 
@@ -17,21 +19,21 @@ RequestNumber = Annotated[int, Path(ge=1, lt=2**63)]
 def replica_routes(replicas: ReplicaService) -> APIRouter:
     routes = APIRouter(prefix="/jobs/{name}", tags=["replicas"], responses=declared(404))
 
-    @routes.post("/processes/{process}/restart", status_code=202, responses=declared(409))
-    async def restart(name: str, process: str, body: LeaveBody) -> RequestStatus:
+    @routes.post("/processes/{process}/restart", status_code=202, responses=BEGUN)
+    async def restart(name: str, process: str, body: LeaveBody, response: Response) -> RequestStatus:
         """Start a process again; an engine's requests run out first, and its sessions move. Answers once it is noted;
         `GET .../requests/{number}` says how it went."""
-        return request_status(await run_in_threadpool(replicas.restart, name, process, force=body.force))
+        return _begun(response, await run_in_threadpool(replicas.restart, name, process, force=body.force))
 
-    @routes.post("/replicas/{replica}/drain", status_code=202, responses=declared(409))
-    async def drain(name: str, replica: str, body: LeaveBody) -> RequestStatus:
+    @routes.post("/replicas/{replica}/drain", status_code=202, responses=BEGUN)
+    async def drain(name: str, replica: str, body: LeaveBody, response: Response) -> RequestStatus:
         """Send an engine no more requests, and no new weights, until it is undrained."""
-        return request_status(await run_in_threadpool(replicas.drain, name, replica, force=body.force))
+        return _begun(response, await run_in_threadpool(replicas.drain, name, replica, force=body.force))
 
-    @routes.post("/replicas/{replica}/undrain", status_code=202, responses=declared(409))
-    async def undrain(name: str, replica: str) -> RequestStatus:
+    @routes.post("/replicas/{replica}/undrain", status_code=202, responses=BEGUN)
+    async def undrain(name: str, replica: str, response: Response) -> RequestStatus:
         """Bring a drained engine to what the job serves, and send it requests again."""
-        return request_status(await run_in_threadpool(replicas.undrain, name, replica))
+        return _begun(response, await run_in_threadpool(replicas.undrain, name, replica))
 
     @routes.get("/requests")
     async def asked(name: str) -> RequestList:
@@ -43,3 +45,9 @@ def replica_routes(replicas: ReplicaService) -> APIRouter:
         return request_status(await run_in_threadpool(replicas.request, name, number))
 
     return routes
+
+
+def _begun(response: Response, request: ReplicaRequest) -> RequestStatus:
+    status = request_status(request)
+    point_to(response, status.operation)
+    return status

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Response
 from fastapi.concurrency import run_in_threadpool
 
+from orchestrator.api.operation_schemas import BEGUN, point_to
 from orchestrator.api.problems import declared
 from orchestrator.api.weight_schemas import (
     PushBody,
@@ -25,12 +26,14 @@ UpdateNumber = Annotated[int, Path(ge=1, lt=2**63)]
 def weight_routes(weights: WeightService) -> APIRouter:
     routes = APIRouter(prefix="/jobs/{name}/weights", tags=["weights"], responses=declared(404))
 
-    @routes.post("", status_code=202)
-    async def push(name: str, body: PushBody) -> UpdateStatus:
+    @routes.post("", status_code=202, responses=BEGUN)
+    async def push(name: str, body: PushBody, response: Response) -> UpdateStatus:
         """Bring a version to all engines of a job. Answers once it is noted; `GET .../updates/{number}` says how it
         went."""
         options = PushOptions(strategy=body.strategy, in_flight=body.in_flight, load_mode=body.load_mode)
-        return update_status(await run_in_threadpool(weights.push, name, body.version, body.source, options))
+        status = update_status(await run_in_threadpool(weights.push, name, body.version, body.source, options))
+        point_to(response, status.operation)
+        return status
 
     @routes.get("")
     async def show(name: str) -> WeightsStatus:
@@ -48,10 +51,12 @@ def weight_routes(weights: WeightService) -> APIRouter:
     async def one(name: str, number: UpdateNumber) -> UpdateStatus:
         return update_status(await run_in_threadpool(weights.record, name, number))
 
-    @routes.delete("/updates/{number}", status_code=202)
-    async def cancel(name: str, number: UpdateNumber) -> UpdateStatus:
+    @routes.delete("/updates/{number}", status_code=202, responses=BEGUN)
+    async def cancel(name: str, number: UpdateNumber, response: Response) -> UpdateStatus:
         """Called off where no engine has begun to load, else rolled back; may be asked again. Answers once it is
         noted."""
-        return update_status(await run_in_threadpool(weights.cancel, name, number))
+        status = update_status(await run_in_threadpool(weights.cancel, name, number))
+        point_to(response, status.operation)
+        return status
 
     return routes

@@ -17,12 +17,14 @@ from orchestrator.api.problems import add_handlers, declared
 from orchestrator.api.routes_events import event_routes
 from orchestrator.api.routes_job import job_routes, resume_starts
 from orchestrator.api.routes_logs import log_routes
+from orchestrator.api.routes_operations import operation_routes
 from orchestrator.api.routes_plan import plan_routes
 from orchestrator.api.routes_replicas import replica_routes
 from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.wire import WireModel
 from orchestrator.audit_rounds import AuditRounds
+from orchestrator.operation_service import OperationService
 from orchestrator.service import JobService
 from orchestrator.supervision import supervise_all
 from orchestrator.weights.audit import audit_kept
@@ -68,6 +70,7 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         weight_routes(service.weights),
         rlhf_routes(service.weights),
         event_routes(service.store),
+        operation_routes(OperationService(service=service)),
     ):
         app.include_router(routes, responses=GUARDED)
     app.include_router(replica_routes(service.replicas), responses=GUARDED)

@@ -67,6 +67,10 @@ class RouterClient:
         }
         return RouterFacts(gate=answer["gate"], replicas=replicas)
 
+    def newest_order(self) -> Order:
+        """Of the newest command that it took: one that is given in its name is not older."""
+        return Order(*self._call("GET", "/state", None, 0.0)["order"])
+
     def replicas(self) -> dict[str, ReplicaView]:
         """By name, with their load."""
         views = msgspec.convert(self._call("GET", "/state", None, 0.0)["replicas"], list[ReplicaView])

@@ -89,6 +89,7 @@ def stub_service(home: Path) -> JobService:
         questions=FakeQuestions(),
         pool_use=lambda pool: PoolUse(mounted_bytes=pool.capacity_bytes, used_bytes=0, keys=0),
         open_job=supervision.open,
+        let_requests_end=lambda _router, _is_wanted: None,
         replicas=ReplicaService(
             store=store,
             keeping=keeping,
