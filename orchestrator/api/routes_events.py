@@ -47,17 +47,17 @@ def event_routes(store: JobStore) -> APIRouter:
     routes = APIRouter(tags=["events"])
 
     @routes.get("/events")
-    async def of_all(since: Cursor = None, limit: Limit = PAGE) -> EventList:
+    async def list_events(since: Cursor = None, limit: Limit = PAGE) -> EventList:
         """Events of all jobs, the oldest first: the first ones behind `since`, the newest where it is not given."""
         return await run_in_threadpool(_page, store, None, since, limit)
 
     @routes.get("/events/stream", response_class=EventSourceResponse, responses=_STREAM)
-    async def stream_of_all(since: Cursor = None, last_event_id: LastEventId = None) -> EventSourceResponse:
+    async def stream_events(since: Cursor = None, last_event_id: LastEventId = None) -> EventSourceResponse:
         """Events of all jobs as they happen: those behind the cursor, from now on where none is given."""
         return await _stream(store, None, since if last_event_id is None else last_event_id)
 
     @routes.get("/jobs/{name}/events", responses=declared(404))
-    async def of_job(name: str, since: Cursor = None, limit: Limit = PAGE) -> EventList:
+    async def list_job_events(name: str, since: Cursor = None, limit: Limit = PAGE) -> EventList:
         """Events of a job and of its earlier runs, as `/events` has them."""
         await run_in_threadpool(store.get, name)
         return await run_in_threadpool(_page, store, name, since, limit)
@@ -65,7 +65,9 @@ def event_routes(store: JobStore) -> APIRouter:
     @routes.get(
         "/jobs/{name}/events/stream", response_class=EventSourceResponse, responses={**_STREAM, **declared(404)}
     )
-    async def stream_of_job(name: str, since: Cursor = None, last_event_id: LastEventId = None) -> EventSourceResponse:
+    async def stream_job_events(
+        name: str, since: Cursor = None, last_event_id: LastEventId = None
+    ) -> EventSourceResponse:
         """Events of a job as they happen, as `/events/stream` has them."""
         await run_in_threadpool(store.get, name)
         return await _stream(store, name, since if last_event_id is None else last_event_id)

@@ -87,12 +87,12 @@ def job_routes(service: JobService) -> APIRouter:
         return status
 
     @routes.delete("/jobs/{name}/record", status_code=204, responses=declared(404))
-    async def delete_record(name: str) -> None:
+    async def forget_job(name: str) -> None:
         """Forget a job that has ended. Its files and logs stay."""
         await run_in_threadpool(service.forget, name)
 
     @routes.post("/jobs/{name}/audit", responses=declared(404, 503))
-    async def audit(name: str, body: AuditBody) -> AuditStatus:
+    async def audit_job(name: str, body: AuditBody) -> AuditStatus:
         """Replay requests without cache and compare. Answers when that is done: seconds for each."""
         return audit_status(await run_in_threadpool(service.audit, name, body.requests))
 

@@ -38,12 +38,12 @@ def operation_routes(operations: OperationService) -> APIRouter:
     routes = APIRouter(prefix="/operations", tags=["operations"], responses=declared(404))
 
     @routes.get("")
-    async def recent(job: OfJob = None, state: InState = None, limit: Limit = PAGE) -> OperationList:
+    async def list_operations(job: OfJob = None, state: InState = None, limit: Limit = PAGE) -> OperationList:
         """Starts, stops, updates, restarts and drains, the newest first: of all runs that are recorded."""
         return operation_list(await run_in_threadpool(operations.newest, job, state, limit))
 
     @routes.get("/{operation}")
-    async def one(operation: Id) -> OperationStatus:
+    async def show_operation(operation: Id) -> OperationStatus:
         return operation_status(await run_in_threadpool(operations.get, operation))
 
     @routes.get(
@@ -51,14 +51,14 @@ def operation_routes(operations: OperationService) -> APIRouter:
         response_class=EventSourceResponse,
         responses=routes_events.stream_of("The operation as JSON, each time that it has changed.", OPERATION_STREAM),
     )
-    async def follow(operation: Id) -> EventSourceResponse:
+    async def follow_operation(operation: Id) -> EventSourceResponse:
         """The operation as it is, and each change until it has ended; then the stream ends."""
         found = await run_in_threadpool(operations.get, operation)
         ending = anyio.Event()
         return routes_events.event_source(_changes(operations, found, ending), ending)
 
     @routes.post("/{operation}/cancel", status_code=202, responses=BEGUN)
-    async def cancel(operation: Id, response: Response) -> OperationStatus:
+    async def cancel_operation(operation: Id, response: Response) -> OperationStatus:
         """A start: the job is stopped. An update: called off, or rolled back. A request that was not begun: withdrawn.
         Answers once it is noted; may be asked again until it has ended."""
         found = await run_in_threadpool(operations.cancel, operation)

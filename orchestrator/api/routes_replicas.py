@@ -20,28 +20,28 @@ def replica_routes(replicas: ReplicaService) -> APIRouter:
     routes = APIRouter(prefix="/jobs/{name}", tags=["replicas"], responses=declared(404))
 
     @routes.post("/processes/{process}/restart", status_code=202, responses=BEGUN)
-    async def restart(name: str, process: str, body: LeaveBody, response: Response) -> RequestStatus:
+    async def restart_process(name: str, process: str, body: LeaveBody, response: Response) -> RequestStatus:
         """Start a process again; an engine's requests run out first, and its sessions move. Answers once it is noted;
         `GET .../requests/{number}` says how it went."""
         return _begun(response, await run_in_threadpool(replicas.restart, name, process, force=body.force))
 
     @routes.post("/replicas/{replica}/drain", status_code=202, responses=BEGUN)
-    async def drain(name: str, replica: str, body: LeaveBody, response: Response) -> RequestStatus:
+    async def drain_replica(name: str, replica: str, body: LeaveBody, response: Response) -> RequestStatus:
         """Send an engine no more requests, and no new weights, until it is undrained."""
         return _begun(response, await run_in_threadpool(replicas.drain, name, replica, force=body.force))
 
     @routes.post("/replicas/{replica}/undrain", status_code=202, responses=BEGUN)
-    async def undrain(name: str, replica: str, response: Response) -> RequestStatus:
+    async def undrain_replica(name: str, replica: str, response: Response) -> RequestStatus:
         """Bring a drained engine to what the job serves, and send it requests again."""
         return _begun(response, await run_in_threadpool(replicas.undrain, name, replica))
 
     @routes.get("/requests")
-    async def asked(name: str) -> RequestList:
+    async def list_requests(name: str) -> RequestList:
         """What was asked of single processes, and what came of it."""
         return request_list(await run_in_threadpool(replicas.requests, name))
 
     @routes.get("/requests/{number}")
-    async def one(name: str, number: RequestNumber) -> RequestStatus:
+    async def show_request(name: str, number: RequestNumber) -> RequestStatus:
         return request_status(await run_in_threadpool(replicas.request, name, number))
 
     return routes

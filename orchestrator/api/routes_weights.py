@@ -27,7 +27,7 @@ def weight_routes(weights: WeightService) -> APIRouter:
     routes = APIRouter(prefix="/jobs/{name}/weights", tags=["weights"], responses=declared(404))
 
     @routes.post("", status_code=202, responses=BEGUN)
-    async def push(name: str, body: PushBody, response: Response) -> UpdateStatus:
+    async def push_weights(name: str, body: PushBody, response: Response) -> UpdateStatus:
         """Bring a version to all engines of a job. Answers once it is noted; `GET .../updates/{number}` says how it
         went."""
         options = PushOptions(strategy=body.strategy, in_flight=body.in_flight, load_mode=body.load_mode)
@@ -36,23 +36,23 @@ def weight_routes(weights: WeightService) -> APIRouter:
         return status
 
     @routes.get("")
-    async def show(name: str) -> WeightsStatus:
+    async def show_weights(name: str) -> WeightsStatus:
         """What a job serves, and what is under way."""
         position = await run_in_threadpool(weights.position, name)
         return weights_status(position, await run_in_threadpool(weights.newest, name))
 
     @routes.get("/updates")
-    async def history(name: str) -> UpdateList:
+    async def list_updates(name: str) -> UpdateList:
         """How updates went, and what happened to engines meanwhile."""
         records = await run_in_threadpool(weights.history, name)
         return update_list(records, await run_in_threadpool(weights.remarks, name))
 
     @routes.get("/updates/{number}")
-    async def one(name: str, number: UpdateNumber) -> UpdateStatus:
+    async def show_update(name: str, number: UpdateNumber) -> UpdateStatus:
         return update_status(await run_in_threadpool(weights.record, name, number))
 
     @routes.delete("/updates/{number}", status_code=202, responses=BEGUN)
-    async def cancel(name: str, number: UpdateNumber, response: Response) -> UpdateStatus:
+    async def cancel_update(name: str, number: UpdateNumber, response: Response) -> UpdateStatus:
         """Called off where no engine has begun to load, else rolled back; may be asked again. Answers once it is
         noted."""
         status = update_status(await run_in_threadpool(weights.cancel, name, number))

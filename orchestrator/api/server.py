@@ -9,6 +9,7 @@ from typing import Literal
 
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
 
 from orchestrator.api.access import Access
 from orchestrator.api.document import DocumentedApi
@@ -54,12 +55,19 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         await run_in_threadpool(supervising.join)
 
     # Pages that a browser could not send a token for, made of scripts from elsewhere.
-    app = DocumentedApi(title="Headrace control API", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = DocumentedApi(
+        title="Headrace control API",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=_operation_id,
+    )
     app.add_middleware(Guard, access=access)
     add_handlers(app)
 
     @app.get("/health", tags=["control plane"])
-    async def health() -> Health:
+    async def show_health() -> Health:
         """Whether the control plane answers. Asks for no token."""
         return Health(status="ok")
 
@@ -75,3 +83,8 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         app.include_router(routes, responses=GUARDED)
     app.include_router(replica_routes(service.replicas), responses=GUARDED)
     return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    """What generated clients call their functions."""
+    return route.name
