@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import os
 import signal
+import socket
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.compose import local_service
+from orchestrator.errors import HeadraceError
 from orchestrator.service import JobService
 from orchestrator.store.driver_lock import ControlPlaneLock
 from orchestrator.store.home import home_folder
@@ -28,6 +32,10 @@ ADMIN_TOKEN_FILE = "api-token"
 LAST_REPLIES_S = 10
 """How long a server that is told to end waits for open replies, of which a log that is followed never ends."""
 err = Console(stderr=True)
+
+
+class AddressUnusable(HeadraceError):
+    """The control API cannot listen where it was told to."""
 
 
 def serve(
@@ -48,6 +56,7 @@ def serve(
 
 def run_server(service: JobService, home: Path, host: str, port: int, tokens: Path | None) -> None:
     """Answer until the process is told to end."""
+    where = _where_tokens_are(tokens)
     given = given_tokens(tokens, os.environ)
     if not given and not _is_loopback(host):
         mend = "give tokens with --tokens or HEADRACE_API_TOKEN, or listen on 127.0.0.1"
@@ -55,18 +64,49 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
     if "admin" not in given.values():
         # Whoever reaches the API can start programs, and loopback is open to every user of the machine.
         given[kept_token(home / ADMIN_TOKEN_FILE)] = "admin"
+        where = [f"the file {home / ADMIN_TOKEN_FILE}", *where]
         err.print(Text(f"the admin's bearer token is in {home / ADMIN_TOKEN_FILE}"), soft_wrap=True)
     ControlPlaneLock(home).take()
+    # Before the jobs of an earlier control plane are taken over.
+    listener = listen(host, port)
     # Loading the web framework takes longer than most other commands run.
     import uvicorn
 
     from orchestrator.api.access import Access
     from orchestrator.api.server import build_app
 
-    app = build_app(service, Access(given))
+    app = build_app(service, Access(given, f"tokens are in {', '.join(where)}"))
     given.clear()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    uvicorn.run(app, host=host, port=port, log_level="info", timeout_graceful_shutdown=LAST_REPLIES_S)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="info", timeout_graceful_shutdown=LAST_REPLIES_S))
+    err.print(Text(f"the control API is at http://{f'[{host}]' if ':' in host else host}:{port}"), soft_wrap=True)
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listener])
+    if not server.started:
+        raise typer.Exit(1)
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Raises `AddressUnusable`."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        match error.errno:
+            case errno.EADDRINUSE:
+                mend = "another program listens there: end it, or give this one another --port"
+            case errno.EACCES:
+                mend = "ports below 1024 are for root: give another --port"
+            case _:
+                mend = "give an address of this machine as --host"
+        # Python goes on with the address, which stands here already.
+        reason = (error.strerror or str(error)).partition(" (")[0]
+        raise AddressUnusable(f"--host {host} --port {port}: {reason}; {mend}") from error
+
+
+def _where_tokens_are(file: Path | None) -> list[str]:
+    """Of those that were given, in words."""
+    named = [f"the variable {name} of `headrace serve`" for name in TOKEN_VARIABLES if os.environ.get(name)]
+    return [*([] if file is None else [f"the file {file}"]), *named]
 
 
 def given_tokens(file: Path | None, environment: MutableMapping[str, str]) -> dict[str, Role]:

@@ -13,7 +13,7 @@ from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
 from orchestrator.observe.outside import let_handoffs_end, look_outside, replicas_of
 from orchestrator.observe.pool import pool_use
-from orchestrator.observe.router import not_ready, router_traffic
+from orchestrator.observe.router import let_requests_end, not_ready, router_traffic
 from orchestrator.plan.types import JobPlan
 from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
@@ -55,6 +55,7 @@ def local_service(home: Path) -> JobService:
         pool_use=pool_use,
         router_traffic=router_traffic,
         open_job=supervision.open,
+        let_requests_end=let_requests_end,
         replicas=ReplicaService(
             store=store, keeping=keeping, supervision=supervision, replicas=replicas_of, facts=collect_facts
         ),

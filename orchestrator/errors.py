@@ -7,6 +7,9 @@
     │   └── JobDiffers          and it was started from another job file
     ├── JobUnknown              no job of this name is recorded
     ├── ProcessUnknown          a job has no process of this name
+    ├── StopRefused             a job cannot be drained now: the user stops it at once, or later
+    ├── OperationUnknown        no operation has this id
+    ├── CancelRefused           an operation is past cancelling
     ├── JobFailed               a process died, was not ready in time, or a start-up check failed
     ├── Unsupported             this version cannot do what was asked
     ├── UpdateRefused           weights cannot be updated so, or not now: the user asks otherwise, or later
@@ -22,6 +25,7 @@
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/jobs.py)
     ├── StateInUse              another control plane runs on the state folder (store/driver_lock.py)
+    ├── AddressUnusable         the control API cannot listen where it was told to (cli_serve.py)
     └── StateUnusable           the state folder cannot be read or written (store/home.py)
 
 Each message says what is wrong, with the field and the values, and what mends it.
@@ -96,6 +100,18 @@ class ProcessUnknown(HeadraceError):
 
 class JobFailed(HeadraceError):
     """A job did not come up; everything it had started is ended."""
+
+
+class StopRefused(HeadraceError):
+    """A stop that is not begun; nothing has changed."""
+
+
+class OperationUnknown(HeadraceError):
+    """No operation has this id, or its run is no longer recorded."""
+
+
+class CancelRefused(HeadraceError):
+    """An operation that goes on, or stays, as it is."""
 
 
 class UpdateRefused(HeadraceError):

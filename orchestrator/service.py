@@ -26,6 +26,7 @@ from orchestrator.errors import (
     JobUnknown,
     PlanRefused,
     SpecError,
+    StopRefused,
     Unsupported,
 )
 from orchestrator.plan.build import build_plan, refuse_errors
@@ -39,9 +40,15 @@ from orchestrator.store.home import StateUnusable
 from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, RecordUnreadable, StoredJob
 from orchestrator.store.tokens import write_fresh_token
 from orchestrator.supervisor.adoption import note_adoption
-from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
+from orchestrator.supervisor.interfaces import (
+    EngineQuestions,
+    LetRequestsEnd,
+    Opening,
+    ProgressSink,
+    ReadinessProbe,
+)
 from orchestrator.supervisor.loop import Overtaken, Supervisor
-from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
+from orchestrator.supervisor.stop import StopIncomplete, stop_job
 from orchestrator.supervisor.view import JobGlance, JobView, ServedVersion, glance_at_jobs, view_job
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.audit import Audited, audit
@@ -79,6 +86,7 @@ class JobService:
     pool_use: Callable[[PoolPlan], PoolUse | str]
     router_traffic: Callable[[RouterPlan], RouterTraffic | str]
     open_job: Opening
+    let_requests_end: LetRequestsEnd
     weights: WeightService
     replicas: ReplicaService
     driver_wait_s: float = DRIVER_WAIT_S
@@ -299,21 +307,46 @@ class JobService:
         return audit(job.plan, most)
 
     def stop(self, name: str, say: Callable[[str], None] = lambda _text: None) -> StoredJob:
-        """End the job and everything that was started for it.
+        """End the job and everything that was started for it, at once.
 
         Raises:
             JobUnknown: none is recorded.
             StopIncomplete: processes are left; the text names their pids.
         """
-        return stop_job(self.store, self.backend(), name, say=say)
+        self.begin_stop(name)
+        return self.end(name, say)
 
     def begin_stop(self, name: str) -> None:
-        """Record that the job is to end, for a caller that answers before `stop` is done.
+        """Record that the job is to end at once; `end` ends it.
 
         Raises:
             JobUnknown: none is recorded.
         """
-        record_stop(self.store, self.store.get(name))
+        job = self.store.get(name)
+        self.store.ask_stop(name, job.run_id, drain_until=None, now=time.time())
+
+    def begin_drain(self, name: str, limit_s: float | None) -> None:
+        """As `begin_stop`, once open requests have finished, or after so long: that of `weights.limits.drain` where it
+        is left out. Of a job that drains already, the limit changes.
+
+        Raises:
+            JobUnknown: none is recorded.
+            StopRefused: it does not serve, or new weights are on their way to its engines.
+        """
+        job = self.store.get(name)
+        drains = job.phase == "stopping" and job.drain_until is not None
+        if job.phase not in (*SERVING, *ENDED) and not drains:
+            raise StopRefused(f"job {name!r} is {job.phase}: there is nothing to drain; stop it with mode=now")
+        update = self.weights.newest(name)
+        if job.phase in SERVING and update is not None and update.outcome is None:
+            mend = "wait for its end, cancel it, or stop the job with mode=now"
+            raise StopRefused(f"update {update.number} of job {name!r} is under way; {mend}")
+        until = time.time() + (job.plan.weights.limits.drain_s if limit_s is None else limit_s)
+        self.store.ask_stop(name, job.run_id, drain_until=until, now=time.time())
+
+    def end(self, name: str, say: Callable[[str], None] = lambda _text: None) -> StoredJob:
+        """Carry a stop out that was begun. Raises as `stop` does."""
+        return stop_job(self.store, self.backend(), name, say=say, let_requests_end=self.let_requests_end)
 
     def forget(self, name: str) -> None:
         """Delete the record of a job that has ended. Its files and logs stay.
@@ -338,7 +371,7 @@ class JobService:
         """End a job whose stop was begun by a process that is gone. Raises as `stop` does."""
         with suppress(RecordUnreadable):
             note_adoption(self.store, self.backend(), self.probe, self.store.get(name), "its stop goes on")
-        self.stop(name)
+        self.end(name)
 
     def is_driven(self, name: str) -> bool:
         """Whether some process is bringing the job up or ending it."""

@@ -12,13 +12,15 @@ from orchestrator.store.tokens import ROLES, Role
 OPEN_PATHS = ("/health",)
 PAGE = "/page/"
 """Files of the page lie below: they are the same for everybody."""
-_TRAINERS_PATH = re.compile(r"/jobs/[^/]+/(weights|rlhf)(/.*)?")
+_TRAINERS_PATH = re.compile(r"/jobs/[^/]+/(weights|rlhf)(/.*)?|/operations/[^/:]+:[^/:]+:update:[0-9]+/cancel")
 
 
 class Access:
     """Knows tokens by their hashes alone, so that no dump or error text can hold one."""
 
-    def __init__(self, roles: Mapping[str, Role]) -> None:
+    def __init__(self, roles: Mapping[str, Role], where: str = "") -> None:
+        """`where`: tokens are to be found, in words, for callers that have none."""
+        self.where = where
         self._roles = {_hash(token.encode()): role for token, role in roles.items()}
 
     def role_of(self, token: bytes) -> Role | None:

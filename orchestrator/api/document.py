@@ -25,6 +25,8 @@ class DocumentedApi(FastAPI):
     """Adds job files, problems and tokens to its document."""
 
     def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is not None:
+            return self.openapi_schema
         document = super().openapi()
         models = models_json_schema(
             [(JobSpec, "validation"), (Problem, "serialization")], ref_template="#/components/schemas/{model}"

@@ -58,10 +58,25 @@ VERDICT: Example = {
 
 _LOGS = "/home/me/.local/state/headrace/jobs/demo/logs/20260101T120000Z-0a1b2c3d"
 
+OPERATION: Example = {
+    "id": "demo:1f3c9a2b:update:2",
+    "job": "demo",
+    "kind": "update",
+    "target": "step-200",
+    "state": "running",
+    "text": "forward, load",
+    "asked_at": 1767268800.0,
+    "begun_at": 1767268800.2,
+    "ended_at": None,
+    "url": "/jobs/demo/weights/updates/2",
+}
+OPERATION_STREAM = f"data: {json.dumps(OPERATION)}\r\n\r\n"
+
 JOB: Example = {
     "name": "demo",
     "phase": "ready",
     "reason": "",
+    "operation": "demo:1f3c9a2b:start",
     "age_s": 75.2,
     "directory": "/home/me/.local/state/headrace/jobs/demo",
     "spec_hash": "6c1f0a5be9d2c7f4083d5a1e97b26d40c85e3fb1a792604dd8e1c35f7a0b9264",
@@ -178,6 +193,7 @@ SOURCE: Example = {"transport": "path", "path": "/checkpoints/step-200"}
 PUSH: Example = {"source": SOURCE, "version": "step-200", "in_flight": "readmit"}
 UPDATE: Example = {
     "number": 2,
+    "operation": "demo:1f3c9a2b:update:2",
     "version": "step-200",
     "source": {**SOURCE, "version": "step-200"},
     "strategy": "barrier",

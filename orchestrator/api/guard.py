@@ -43,7 +43,9 @@ class Guard:
             return None
         role = self._access.role_of(_given_token(Headers(scope=scope)))
         if role is None:
-            detail = "give the API token as a bearer token in the Authorization header"
+            detail = "give a token of the API as a bearer token in the Authorization header"
+            if self._access.where:
+                detail = f"{detail}; {self._access.where}"
             return problem_reply(path, 401, detail, headers={"www-authenticate": "Bearer"})
         if not includes(role, needed):
             return problem_reply(path, 403, f"this takes a token with the role {needed}, and yours is {role}")

@@ -17,20 +17,24 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from orchestrator.api.examples import PROBLEM
+from orchestrator.api.mends import mend_of
 from orchestrator.api.wire import Note, WireModel
 from orchestrator.errors import (
     AuditFailed,
     AuditRefused,
+    CancelRefused,
     Complaint,
     HeadraceError,
     JobDiffers,
     JobExists,
     JobUnknown,
+    OperationUnknown,
     PlanRefused,
     ProcessUnknown,
     RequestRefused,
     RequestUnknown,
     SpecError,
+    StopRefused,
     Unsupported,
     UpdateFailed,
     UpdateRefused,
@@ -90,6 +94,9 @@ KINDS: tuple[ProblemKind, ...] = (
     ProblemKind(error=UpdateUnknown, status=404, title="Unknown update"),
     ProblemKind(error=JobDiffers, status=409, title="Job differs"),
     ProblemKind(error=RequestUnknown, status=404, title="Unknown request"),
+    ProblemKind(error=OperationUnknown, status=404, title="Unknown operation"),
+    ProblemKind(error=StopRefused, status=409, title="Stop refused"),
+    ProblemKind(error=CancelRefused, status=409, title="Cancel refused"),
     ProblemKind(error=JobExists, status=409, title="Job exists"),
     ProblemKind(error=UpdateRefused, status=409, title="Update refused"),
     ProblemKind(error=RequestRefused, status=409, title="Request refused"),
@@ -159,12 +166,21 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 async def _parameter_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    found = [(".".join(map(str, one["loc"])), str(one["msg"])) for one in error.errors()]
+    described = request.app.openapi()["paths"][request.scope["route"].path][request.method.lower()]
+    schemas = request.app.openapi()["components"]["schemas"]
+    found = [
+        Complaint(
+            field=".".join(map(str, one["loc"])),
+            problem=str(one["msg"]),
+            mend=mend_of(described, schemas, one["type"], one["loc"]),
+        )
+        for one in error.errors()
+    ]
     return problem_reply(
         request.scope["path"],
         422,
-        "; ".join(f"{field}: {problem}" for field, problem in found),
+        "; ".join(map(str, found)),
         type=INVALID_REQUEST,
         title="Invalid request",
-        errors=[Complaint(field=field, problem=problem, mend="") for field, problem in found],
+        errors=found,
     )

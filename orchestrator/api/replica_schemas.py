@@ -8,12 +8,14 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from orchestrator.api.wire import WireModel
+from orchestrator.operations import id_of
 from orchestrator.store.keeping import ReplicaRequest, RequestKind, RequestOutcome
 
 MAX_REPLICAS = 4096
 """More than any fleet has; what is planned for each takes time and room."""
 REQUEST = {
     "number": 1,
+    "operation": "demo:1f3c9a2b:request:1",
     "kind": "restart",
     "process": "prefill-1",
     "why": "somebody asked for it",
@@ -45,6 +47,8 @@ class ScaleBody(WireModel, json_schema_extra={"examples": [{"replicas": 2, "forc
 
 class RequestStatus(WireModel, json_schema_extra={"examples": [REQUEST]}):
     number: int
+    operation: str
+    """Its id under /operations."""
     kind: RequestKind
     process: str
     """The process it is about; the role that is scaled."""
@@ -69,6 +73,7 @@ class RequestList(WireModel, json_schema_extra={"examples": [{"requests": [REQUE
 def request_status(request: ReplicaRequest) -> RequestStatus:
     return RequestStatus(
         number=request.number,
+        operation=str(id_of(request.job, request.run_id, "request", request.number)),
         kind=request.kind,
         process=request.unit,
         replicas=request.replicas,

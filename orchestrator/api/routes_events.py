@@ -32,29 +32,32 @@ LastEventId = Annotated[
     int | None,
     Header(ge=0, lt=2**63, description="As browsers send it when they connect again; stronger than `since`."),
 ]
-_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {
-        "description": "Server-Sent Events: `id` is the event's `seq`, `data` the event as JSON.",
-        "content": {"text/event-stream": {"schema": {"type": "string"}, "example": EVENT_STREAM}},
-    }
-}
+
+
+def stream_of(what: str, example: str) -> dict[int | str, dict[str, Any]]:
+    """For the `responses` of a route whose answer is a stream."""
+    content = {"text/event-stream": {"schema": {"type": "string"}, "example": example}}
+    return {200: {"description": f"Server-Sent Events. {what}", "content": content}}
+
+
+_STREAM = stream_of("`id` is the event's `seq`, `data` the event as JSON.", EVENT_STREAM)
 
 
 def event_routes(store: JobStore) -> APIRouter:
     routes = APIRouter(tags=["events"])
 
     @routes.get("/events")
-    async def of_all(since: Cursor = None, limit: Limit = PAGE) -> EventList:
+    async def list_events(since: Cursor = None, limit: Limit = PAGE) -> EventList:
         """Events of all jobs, the oldest first: the first ones behind `since`, the newest where it is not given."""
         return await run_in_threadpool(_page, store, None, since, limit)
 
     @routes.get("/events/stream", response_class=EventSourceResponse, responses=_STREAM)
-    async def stream_of_all(since: Cursor = None, last_event_id: LastEventId = None) -> EventSourceResponse:
+    async def stream_events(since: Cursor = None, last_event_id: LastEventId = None) -> EventSourceResponse:
         """Events of all jobs as they happen: those behind the cursor, from now on where none is given."""
         return await _stream(store, None, since if last_event_id is None else last_event_id)
 
     @routes.get("/jobs/{name}/events", responses=declared(404))
-    async def of_job(name: str, since: Cursor = None, limit: Limit = PAGE) -> EventList:
+    async def list_job_events(name: str, since: Cursor = None, limit: Limit = PAGE) -> EventList:
         """Events of a job and of its earlier runs, as `/events` has them."""
         await run_in_threadpool(store.get, name)
         return await run_in_threadpool(_page, store, name, since, limit)
@@ -62,7 +65,9 @@ def event_routes(store: JobStore) -> APIRouter:
     @routes.get(
         "/jobs/{name}/events/stream", response_class=EventSourceResponse, responses={**_STREAM, **declared(404)}
     )
-    async def stream_of_job(name: str, since: Cursor = None, last_event_id: LastEventId = None) -> EventSourceResponse:
+    async def stream_job_events(
+        name: str, since: Cursor = None, last_event_id: LastEventId = None
+    ) -> EventSourceResponse:
         """Events of a job as they happen, as `/events/stream` has them."""
         await run_in_threadpool(store.get, name)
         return await _stream(store, name, since if last_event_id is None else last_event_id)
@@ -79,8 +84,13 @@ def _page(store: JobStore, job: str | None, since: int | None, limit: int) -> Ev
 async def _stream(store: JobStore, job: str | None, since: int | None) -> EventSourceResponse:
     seq = since if since is not None else await run_in_threadpool(store.events.newest_seq)
     ending = anyio.Event()
+    return event_source(_follow(store, job, seq, ending), ending)
+
+
+def event_source(events: AsyncIterator[ServerSentEvent], ending: anyio.Event) -> EventSourceResponse:
+    """A stream that beats, and whose `ending` is set when the server is told to end."""
     return EventSourceResponse(
-        _follow(store, job, seq, ending),
+        events,
         ping=BEATS_EVERY_S,
         shutdown_event=ending,
         shutdown_grace_period=ENDS_WITHIN_S,

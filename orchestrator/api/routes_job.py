@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import threading
-from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
+from orchestrator.api.background import in_background
 from orchestrator.api.job_file import IN_DOCUMENT, job_file
+from orchestrator.api.operation_schemas import BEGUN, point_to
 from orchestrator.api.problems import declared
 from orchestrator.api.schemas import JobList, JobStatus, job_status, job_summary
 from orchestrator.api.traffic_schemas import TrafficStatus, traffic_status
@@ -23,8 +23,19 @@ from orchestrator.supervisor.interfaces import Progress
 
 _LOG = logging.getLogger(__name__)
 
+Wait = Annotated[bool, Query(description="Until all has ended; else answer once it is noted.")]
+StopMode = Annotated[
+    Literal["now", "drain"],
+    Query(description="drain: start no new requests and let open ones finish first; only of a job that serves."),
+]
+DrainLimit = Annotated[
+    float | None,
+    Query(gt=0, le=86_400, description="How long they may take; `weights.limits.drain` of the job when left out."),
+]
+
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     **declared(415),
+    **BEGUN,
     200: {"model": JobStatus, "description": "It lives already"},
 }
 
@@ -40,10 +51,11 @@ def job_routes(service: JobService) -> APIRouter:
         spec = await job_file(request)
         admission = await run_in_threadpool(service.admit_once, spec)
         if admission is not None:
-            _in_background(partial(service.drive, admission, _ignore), name=f"start {spec.name}")
+            in_background(partial(service.drive, admission, _ignore), name=f"start {spec.name}")
         status = job_status(await run_in_threadpool(service.view, spec.name))
         if admission is None and status.phase != "starting":
             response.status_code = 200
+        point_to(response, status.operation)
         return status
 
     @routes.get("/jobs")
@@ -61,24 +73,32 @@ def job_routes(service: JobService) -> APIRouter:
         """What passes through a job's router now: its gate, and the sessions and requests of each replica."""
         return traffic_status(await run_in_threadpool(service.traffic, name))
 
-    @routes.delete("/jobs/{name}", responses={**declared(404), 202: {"model": JobStatus}})
-    async def stop_job(name: str, response: Response, wait: Annotated[bool, Query()] = True) -> JobStatus:
-        """Stop a job and all its processes. `wait=false` answers at once with 202."""
-        if wait:
-            await run_in_threadpool(service.stop, name)
+    @routes.delete("/jobs/{name}", responses={**declared(404), 202: {"model": JobStatus, **BEGUN[202]}})
+    async def stop_job(
+        name: str, response: Response, wait: Wait = True, mode: StopMode = "now", limit_s: DrainLimit = None
+    ) -> JobStatus:
+        """Stop a job and all its processes. `wait=false` answers at once with 202. May be asked again: `now` ends the
+        drain of a stop that is under way."""
+        if mode == "drain":
+            await run_in_threadpool(service.begin_drain, name, limit_s)
         else:
             await run_in_threadpool(service.begin_stop, name)
-            _in_background(partial(service.stop, name), name=f"stop {name}")
+        if wait:
+            await run_in_threadpool(service.end, name)
+        else:
+            in_background(partial(service.end, name), name=f"stop {name}")
             response.status_code = 202
-        return job_status(await run_in_threadpool(service.view, name))
+        status = job_status(await run_in_threadpool(service.view, name))
+        point_to(response, status.operation)
+        return status
 
     @routes.delete("/jobs/{name}/record", status_code=204, responses=declared(404))
-    async def delete_record(name: str) -> None:
+    async def forget_job(name: str) -> None:
         """Forget a job that has ended. Its files and logs stay."""
         await run_in_threadpool(service.forget, name)
 
     @routes.post("/jobs/{name}/audit", responses=declared(404, 503))
-    async def audit(name: str, body: AuditBody) -> AuditStatus:
+    async def audit_job(name: str, body: AuditBody) -> AuditStatus:
         """Replay requests without cache and compare. Answers when that is done: seconds for each."""
         return audit_status(await run_in_threadpool(service.audit, name, body.requests))
 
@@ -100,23 +120,9 @@ def _resume(service: JobService, name: str) -> None:
     if job.phase == "starting":
         with suppress(JobExists):
             admission = service.resume(name)
-            _in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
+            in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
     elif job.phase == "stopping" and not service.is_driven(name):
-        _in_background(partial(service.finish_stop, name), name=f"stop {name}")
-
-
-def _in_background(act: Callable[[], object], name: str) -> None:
-    """Failures are recorded as the job's phase and reason by the act itself; the log has them too."""
-
-    def run() -> None:
-        try:
-            act()
-        except HeadraceError as error:
-            _LOG.warning("%s: %s", name, error)
-        except Exception:
-            _LOG.exception("%s failed in a way that was not foreseen", name)
-
-    threading.Thread(target=run, name=name, daemon=True).start()
+        in_background(partial(service.finish_stop, name), name=f"stop {name}")
 
 
 def _ignore(progress: Progress) -> None:

@@ -26,7 +26,7 @@ def log_routes(store: JobStore) -> APIRouter:
     routes = APIRouter(tags=["jobs"], responses=declared(404))
 
     @routes.get("/jobs/{name}/logs/{process}", response_class=PlainTextResponse, responses=_TEXT)
-    async def logs(
+    async def show_logs(
         request: Request,
         name: str,
         process: str,

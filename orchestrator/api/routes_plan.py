@@ -23,7 +23,7 @@ def plan_routes(service: JobService) -> APIRouter:
     routes = APIRouter(tags=["plans"], responses=declared(415))
 
     @routes.post("/validate", openapi_extra=IN_DOCUMENT)
-    async def validate(request: Request) -> Verdict:
+    async def validate_job(request: Request) -> Verdict:
         """Whether a job could be started now: all that is wrong with its job file, not only the first."""
         try:
             spec = await job_file(request)
@@ -34,7 +34,7 @@ def plan_routes(service: JobService) -> APIRouter:
         return verdict(await run_in_threadpool(service.findings, spec))
 
     @routes.post("/render", responses=_PLAN, openapi_extra=IN_DOCUMENT)
-    async def render(request: Request) -> Response:
+    async def render_job(request: Request) -> Response:
         """The whole plan, every generated file included, as `headrace render --json` shows it: without secrets. Errors
         among its findings would keep it from being started."""
         plan = await run_in_threadpool(service.plan, await job_file(request))

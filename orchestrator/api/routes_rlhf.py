@@ -111,17 +111,17 @@ def rlhf_routes(weights: WeightService) -> APIRouter:
     sessions = RlhfSessions(weights)
 
     @routes.post("/init_weight_transfer_engine")
-    async def init(name: str, init_info: InitInfo) -> Done:
+    async def init_weight_transfer_engine(name: str, init_info: InitInfo) -> Done:
         await run_in_threadpool(sessions.init, name, init_info)
         return Done(message="Weight transfer initialized")
 
     @routes.post("/start_weight_update")
-    async def start(name: str) -> Done:
+    async def start_weight_update(name: str) -> Done:
         await run_in_threadpool(sessions.start, name)
         return Done(message="Weight update started")
 
     @routes.post("/update_weights")
-    async def update(
+    async def update_weights(
         name: str,
         update_info: UpdateInfo,
     ) -> Done:
@@ -129,11 +129,11 @@ def rlhf_routes(weights: WeightService) -> APIRouter:
         return Done(message="Weights updated")
 
     @routes.post("/finish_weight_update", responses=declared(504))
-    async def finish(name: str, weight_version: VersionName = None) -> Finished:
+    async def finish_weight_update(name: str, weight_version: VersionName = None) -> Finished:
         return await run_in_threadpool(sessions.finish, name, weight_version)
 
     @routes.post("/shutdown_weight_transfer_engine")
-    async def shutdown(name: str) -> Done:
+    async def shutdown_weight_transfer_engine(name: str) -> Done:
         sessions.end(name)
         return Done(message="Weight transfer shut down")
 

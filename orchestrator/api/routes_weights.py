@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Path
+from fastapi import APIRouter, Path, Response
 from fastapi.concurrency import run_in_threadpool
 
+from orchestrator.api.operation_schemas import BEGUN, point_to
 from orchestrator.api.problems import declared
 from orchestrator.api.weight_schemas import (
     PushBody,
@@ -25,33 +26,37 @@ UpdateNumber = Annotated[int, Path(ge=1, lt=2**63)]
 def weight_routes(weights: WeightService) -> APIRouter:
     routes = APIRouter(prefix="/jobs/{name}/weights", tags=["weights"], responses=declared(404))
 
-    @routes.post("", status_code=202)
-    async def push(name: str, body: PushBody) -> UpdateStatus:
+    @routes.post("", status_code=202, responses=BEGUN)
+    async def push_weights(name: str, body: PushBody, response: Response) -> UpdateStatus:
         """Bring a version to all engines of a job. Answers once it is noted; `GET .../updates/{number}` says how it
         went."""
         options = PushOptions(strategy=body.strategy, in_flight=body.in_flight, load_mode=body.load_mode)
-        return update_status(await run_in_threadpool(weights.push, name, body.version, body.source, options))
+        status = update_status(await run_in_threadpool(weights.push, name, body.version, body.source, options))
+        point_to(response, status.operation)
+        return status
 
     @routes.get("")
-    async def show(name: str) -> WeightsStatus:
+    async def show_weights(name: str) -> WeightsStatus:
         """What a job serves, and what is under way."""
         position = await run_in_threadpool(weights.position, name)
         return weights_status(position, await run_in_threadpool(weights.newest, name))
 
     @routes.get("/updates")
-    async def history(name: str) -> UpdateList:
+    async def list_updates(name: str) -> UpdateList:
         """How updates went, and what happened to engines meanwhile."""
         records = await run_in_threadpool(weights.history, name)
         return update_list(records, await run_in_threadpool(weights.remarks, name))
 
     @routes.get("/updates/{number}")
-    async def one(name: str, number: UpdateNumber) -> UpdateStatus:
+    async def show_update(name: str, number: UpdateNumber) -> UpdateStatus:
         return update_status(await run_in_threadpool(weights.record, name, number))
 
-    @routes.delete("/updates/{number}", status_code=202)
-    async def cancel(name: str, number: UpdateNumber) -> UpdateStatus:
+    @routes.delete("/updates/{number}", status_code=202, responses=BEGUN)
+    async def cancel_update(name: str, number: UpdateNumber, response: Response) -> UpdateStatus:
         """Called off where no engine has begun to load, else rolled back; may be asked again. Answers once it is
         noted."""
-        return update_status(await run_in_threadpool(weights.cancel, name, number))
+        status = update_status(await run_in_threadpool(weights.cancel, name, number))
+        point_to(response, status.operation)
+        return status
 
     return routes

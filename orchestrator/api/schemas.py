@@ -9,6 +9,7 @@ from connectors.pool_client import PoolUse
 from orchestrator.api.event_schemas import EventStatus, event_status
 from orchestrator.api.examples import JOB, JOBS, VERDICT
 from orchestrator.api.wire import Note, WireModel
+from orchestrator.operations import newest_of_run
 from orchestrator.plan.types import Finding, Severity
 from orchestrator.spec.difference import spec_hash
 from orchestrator.store.jobs import Phase
@@ -67,6 +68,8 @@ class JobStatus(WireModel, json_schema_extra={"examples": [JOB]}):
     name: str
     phase: Phase
     reason: str
+    operation: str
+    """Id under /operations: of its stop once that was asked for, else of its start."""
     age_s: float
     directory: str
     spec_hash: str
@@ -136,6 +139,7 @@ def job_status(view: JobView) -> JobStatus:
         name=view.job.name,
         phase=view.phase,
         reason=view.reason,
+        operation=str(newest_of_run(view.job)),
         age_s=round(time.time() - view.job.created_at, 1),
         directory=str(view.job.directory),
         spec_hash=spec_hash(plan.spec),

@@ -9,6 +9,7 @@ from typing import Literal
 
 from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
+from fastapi.routing import APIRoute
 
 from orchestrator.api.access import Access
 from orchestrator.api.document import DocumentedApi
@@ -17,6 +18,7 @@ from orchestrator.api.problems import add_handlers, declared
 from orchestrator.api.routes_events import event_routes
 from orchestrator.api.routes_job import job_routes, resume_starts
 from orchestrator.api.routes_logs import log_routes
+from orchestrator.api.routes_operations import operation_routes
 from orchestrator.api.routes_page import add_page
 from orchestrator.api.routes_plan import plan_routes
 from orchestrator.api.routes_replicas import replica_routes
@@ -24,6 +26,7 @@ from orchestrator.api.routes_rlhf import rlhf_routes
 from orchestrator.api.routes_weights import weight_routes
 from orchestrator.api.wire import WireModel
 from orchestrator.audit_rounds import AuditRounds
+from orchestrator.operation_service import OperationService
 from orchestrator.service import JobService
 from orchestrator.supervision import supervise_all
 from orchestrator.weights.audit import audit_kept
@@ -53,12 +56,19 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         await run_in_threadpool(supervising.join)
 
     # Pages that a browser could not send a token for, made of scripts from elsewhere.
-    app = DocumentedApi(title="Headrace control API", version="1", lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = DocumentedApi(
+        title="Headrace control API",
+        version="1",
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        generate_unique_id_function=_operation_id,
+    )
     app.add_middleware(Guard, access=access)
     add_handlers(app)
 
     @app.get("/health", tags=["control plane"])
-    async def health() -> Health:
+    async def show_health() -> Health:
         """Whether the control plane answers. Asks for no token."""
         return Health(status="ok")
 
@@ -69,8 +79,14 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         weight_routes(service.weights),
         rlhf_routes(service.weights),
         event_routes(service.store),
+        operation_routes(OperationService(service=service)),
     ):
         app.include_router(routes, responses=GUARDED)
     app.include_router(replica_routes(service.replicas), responses=GUARDED)
     add_page(app)
     return app
+
+
+def _operation_id(route: APIRoute) -> str:
+    """What generated clients call their functions."""
+    return route.name

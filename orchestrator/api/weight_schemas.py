@@ -10,6 +10,7 @@ from pydantic import ConfigDict
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.api.examples import PUSH, UPDATE, UPDATES, WEIGHTS
 from orchestrator.api.wire import OpenTable, WireModel
+from orchestrator.operations import id_of
 from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.store.updates import StoredRemark
 from orchestrator.weights.journal import PushOutcome, PushRecord
@@ -31,6 +32,8 @@ class PushBody(WireModel, json_schema_extra={"examples": [PUSH]}):
 
 class UpdateStatus(WireModel, json_schema_extra={"examples": [UPDATE]}):
     number: int
+    operation: str
+    """Its id under /operations."""
     version: str
     source: dict[str, Any]
     strategy: Strategy
@@ -91,6 +94,7 @@ def update_status(record: PushRecord) -> UpdateStatus:
     push = record.push
     return UpdateStatus(
         number=record.number,
+        operation=str(id_of(record.job, record.run_id, "update", record.number)),
         version=push.version,
         source=dict(push.source),
         strategy=push.strategy,

@@ -1,13 +1,20 @@
-"""Asks a router what only it can tell: whether it serves, and whom."""
+"""Asks a router what only it can tell: whether it serves, and whom; whether clients still wait for something."""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
 
 import httpx
 
 from orchestrator.plan.types import RouterPlan
-from orchestrator.weights.router_client import RouterCallFailed, RouterClient, RouterTraffic
+from orchestrator.weights.router_client import RouterCallFailed, RouterClient, RouterRefused, RouterTraffic
 
 CALL_TIMEOUT_S = 10.0
+DRAIN_LOOK_S = 2.0
+"""After so long a drain is asked whether it is still wanted."""
+
+_log = logging.getLogger(__name__)
 
 
 def not_ready(router: RouterPlan) -> str | None:
@@ -26,3 +33,23 @@ def router_traffic(router: RouterPlan) -> RouterTraffic | str:
             return client.traffic()
     except RouterCallFailed as error:
         return str(error)
+
+
+def let_requests_end(router: RouterPlan, is_wanted: Callable[[], bool]) -> None:
+    """As `supervisor/interfaces.py` has it. The gate is held: new requests wait in line, and get a 503 when the router
+    ends. Nobody else commands a router whose job is to stop, so this follows whatever it was told last."""
+    try:
+        with RouterClient(router) as client:
+            order = client.newest_order()
+            steps: list[Callable[[], None]] = [
+                lambda: client.set_gate("holding", order, DRAIN_LOOK_S),
+                lambda: client.handle_in_flight("wait", order, DRAIN_LOOK_S),
+            ]
+            while steps and is_wanted():
+                try:
+                    steps[0]()
+                    del steps[0]
+                except RouterRefused as refused:
+                    _log.info("%s: %s", router.url, refused)
+    except RouterCallFailed as error:
+        _log.warning("%s: open requests are not waited for: %s", router.url, error)

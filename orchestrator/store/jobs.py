@@ -62,6 +62,12 @@ class JobHead:
     """Why it is in this phase, where that needs saying."""
     created_at: float
     phase_at: float
+    opened_at: float | None
+    """When it had come up; None where it never did."""
+    stop_asked_at: float | None
+    """When somebody first asked that it ends; None: nobody did."""
+    drain_until: float | None
+    """Open requests may finish until then, before a stop ends anything; None: at once."""
     units: tuple[StoredUnit, ...]
 
     @property
@@ -126,7 +132,7 @@ class JobStore:
             _refuse_reserved(connection, plan)
             connection.execute("DELETE FROM jobs WHERE name = ?", (plan.job,))
             connection.execute(
-                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'starting', '', ?, ?)",
+                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'starting', '', ?, ?, NULL, NULL, NULL)",
                 (plan.job, run_id, str(directory), str(socket_dir), plan_to_json(plan), now, now),
             )
             note(connection, plan.job, _phase_event(run_id, "starting", ""), now)
@@ -170,11 +176,16 @@ class JobStore:
             units = defaultdict(list)
             for row in connection.execute("SELECT * FROM units ORDER BY job, started_at, name"):
                 units[row["job"], row["run_id"]].append(_unit(row))
-            columns = "name, run_id, directory, socket_dir, phase, reason, created_at, phase_at"
             return [
                 JobHead(**_head(row), units=tuple(units[row["name"], row["run_id"]]))
-                for row in connection.execute(f"SELECT {columns} FROM jobs ORDER BY name")
+                for row in connection.execute(f"SELECT {_HEAD_COLUMNS} FROM jobs ORDER BY name")
             ]
+
+    def head(self, name: str) -> JobHead | None:
+        """None where no job of this name is recorded."""
+        with self._database.reading() as connection:
+            row = connection.execute(f"SELECT {_HEAD_COLUMNS} FROM jobs WHERE name = ?", (name,)).fetchone()
+            return None if row is None else JobHead(**_head(row), units=_units(connection, row))
 
     def names(self) -> list[str]:
         with self._database.reading() as connection:
@@ -187,16 +198,24 @@ class JobStore:
 
     def set_phase(self, name: str, run_id: str, phase: Phase, reason: str, now: float) -> bool:
         """Move a run to a phase; False where the run is no longer the job's, or already further on its way out."""
-        blocked = ENDED if phase in ("stopping", *ENDED) else ("stopping", *ENDED)
         with self._database.transaction() as connection:
-            query = f"SELECT phase, reason FROM jobs WHERE name = ? AND run_id = ? AND phase NOT IN ({_marks(blocked)})"
-            before = connection.execute(query, (name, run_id, *blocked)).fetchone()
-            if before is None:
+            return _set_phase(connection, name, run_id, phase, reason, now)
+
+    def ask_stop(
+        self, name: str, run_id: str, *, drain_until: float | None, now: float, only_unopened: bool = False
+    ) -> bool:
+        """Note that somebody wants the run ended, and until when its open requests may finish. Asked for again, only
+        the latter changes. False where it has ended, or, with `only_unopened`, where it has come up."""
+        with self._database.transaction() as connection:
+            query = "SELECT phase, reason, opened_at FROM jobs WHERE name = ? AND run_id = ?"
+            before = connection.execute(query, (name, run_id)).fetchone()
+            if before is None or (only_unopened and before["opened_at"] is not None):
                 return False
-            change = "UPDATE jobs SET phase = ?, reason = ?, phase_at = ? WHERE name = ?"
-            connection.execute(change, (phase, reason, now, name))
-            if tuple(before) != (phase, reason):
-                note(connection, name, _phase_event(run_id, phase, reason), now)
+            reason = before["reason"] if before["phase"] == "stopping" else ""
+            if not _set_phase(connection, name, run_id, "stopping", reason, now):
+                return False
+            change = "UPDATE jobs SET stop_asked_at = coalesce(stop_asked_at, ?), drain_until = ? WHERE name = ?"
+            connection.execute(change, (now, drain_until, name))
             return True
 
     def is_starting(self, name: str, run_id: str) -> bool:
@@ -274,6 +293,21 @@ class JobStore:
             return _reserved_ports(connection, except_job)
 
 
+def _set_phase(connection: sqlite3.Connection, name: str, run_id: str, phase: Phase, reason: str, now: float) -> bool:
+    blocked = ENDED if phase in ("stopping", *ENDED) else ("stopping", *ENDED)
+    query = f"SELECT phase, reason FROM jobs WHERE name = ? AND run_id = ? AND phase NOT IN ({_marks(blocked)})"
+    before = connection.execute(query, (name, run_id, *blocked)).fetchone()
+    if before is None:
+        return False
+    change = "UPDATE jobs SET phase = ?, reason = ?, phase_at = ? WHERE name = ?"
+    connection.execute(change, (phase, reason, now, name))
+    if phase in SERVING:
+        connection.execute("UPDATE jobs SET opened_at = ? WHERE name = ? AND opened_at IS NULL", (now, name))
+    if tuple(before) != (phase, reason):
+        note(connection, name, _phase_event(run_id, phase, reason), now)
+    return True
+
+
 def ended_event(record: UnitRecord, exit_code: int | None) -> Event:
     """Of a process that is seen to have ended. Its exit code is known to its parent alone."""
     how = "" if exit_code is None else f" with exit code {exit_code}"
@@ -326,10 +360,17 @@ def _plan(name: str, text: str) -> JobPlan:
 
 
 def _job(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredJob:
-    units = connection.execute(
-        "SELECT * FROM units WHERE job = ? AND run_id = ? ORDER BY started_at, name", (row["name"], row["run_id"])
-    ).fetchall()
-    return StoredJob(**_head(row), plan_text=row["plan"], units=tuple(_unit(unit) for unit in units))
+    return StoredJob(**_head(row), plan_text=row["plan"], units=_units(connection, row))
+
+
+def _units(connection: sqlite3.Connection, row: sqlite3.Row) -> tuple[StoredUnit, ...]:
+    query = "SELECT * FROM units WHERE job = ? AND run_id = ? ORDER BY started_at, name"
+    return tuple(_unit(unit) for unit in connection.execute(query, (row["name"], row["run_id"])))
+
+
+_HEAD_COLUMNS = (
+    "name, run_id, directory, socket_dir, phase, reason, created_at, phase_at, opened_at, stop_asked_at, drain_until"
+)
 
 
 def _head(row: sqlite3.Row) -> dict[str, Any]:
@@ -343,6 +384,9 @@ def _head(row: sqlite3.Row) -> dict[str, Any]:
         "reason": row["reason"],
         "created_at": row["created_at"],
         "phase_at": row["phase_at"],
+        "opened_at": row["opened_at"],
+        "stop_asked_at": row["stop_asked_at"],
+        "drain_until": row["drain_until"],
     }
 
 

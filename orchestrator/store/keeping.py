@@ -18,7 +18,8 @@ from orchestrator.store.database import Database
 from orchestrator.store.events import Event, note
 
 RequestKind = Literal["restart", "drain", "undrain", "scale"]
-RequestOutcome = Literal["done", "refused", "failed"]
+RequestOutcome = Literal["done", "refused", "failed", "cancelled"]
+"""cancelled: withdrawn before it was begun."""
 ENDS_KEPT = 50
 """Per unit: more than any budget of restarts."""
 
@@ -38,6 +39,8 @@ class UnitEnd:
 class ReplicaRequest:
     """What somebody has asked of one process of a job, or of all replicas of a role."""
 
+    job: str
+    run_id: str
     number: int
     """From 1 up within a run of the job."""
     kind: RequestKind
@@ -147,31 +150,44 @@ class KeepingStore:
             return plan_from_json(connection.execute(query, (job, number)).fetchone()["plan"])
 
     def begin(self, job: str, number: int, now: float) -> None:
-        """Before anything of it is done."""
+        """Before anything of it is done. One that was withdrawn is not begun."""
         with self._database.transaction() as connection:
-            query = "UPDATE replica_requests SET begun_at = ? WHERE job = ? AND number = ?"
+            query = "UPDATE replica_requests SET begun_at = ? WHERE job = ? AND number = ? AND outcome = ''"
             connection.execute(query, (now, job, number))
 
     def end(self, job: str, request: ReplicaRequest, outcome: RequestOutcome, why: str, now: float) -> None:
+        """One that has ended stays as it ended."""
         with self._database.transaction() as connection:
-            connection.execute(
-                "UPDATE replica_requests SET outcome = ?, note = ?, ended_at = ? WHERE job = ? AND number = ?",
-                (outcome, why, now, job, request.number),
-            )
-            text = f"request {request.number}: {request.kind} {request.unit}: {outcome}{': ' + why if why else ''}"
-            data = {"number": request.number, "request": request.kind, "outcome": outcome}
-            process = "" if request.kind == "scale" else request.unit
-            note(connection, job, Event(kind="request_ended", text=text, process=process, data=data), now)
+            _end(connection, job, request, "", outcome, why, now)
+
+    def withdraw(self, request: ReplicaRequest, why: str, now: float) -> bool:
+        """End a request that has not been begun; False where it was, or has ended."""
+        with self._database.transaction() as connection:
+            return _end(connection, request.job, request, "AND begun_at IS NULL", "cancelled", why, now)
 
     def requests(self, job: str) -> list[ReplicaRequest]:
         """Of the job's present run, in their order."""
-        query = f"SELECT {_COLUMNS} FROM replica_requests WHERE job = ? ORDER BY number"
+        query = f"{_REQUESTS} WHERE job = ? ORDER BY number"
         with self._database.reading() as connection:
             return [_request(row) for row in connection.execute(query, (job,))]
 
+    def newest_of_outcome(self, outcome: str, job: str | None, limit: int) -> list[ReplicaRequest]:
+        """Of one job, or of all; an empty outcome: those that have not ended. The newest first."""
+        # The plus keeps a job's own from being looked for among those of all jobs.
+        of = (
+            "outcome = :outcome ORDER BY asked_at"
+            if job is None
+            else "job = :job AND +outcome = :outcome ORDER BY number"
+        )
+        query = f"{_REQUESTS} WHERE {of} DESC LIMIT :limit"
+        with self._database.reading() as connection:
+            return [
+                _request(row) for row in connection.execute(query, {"job": job, "outcome": outcome, "limit": limit})
+            ]
+
     def request(self, job: str, number: int) -> ReplicaRequest:
         """Raises `RequestUnknown`."""
-        query = f"SELECT {_COLUMNS} FROM replica_requests WHERE job = ? AND number = ?"
+        query = f"{_REQUESTS} WHERE job = ? AND number = ?"
         with self._database.reading() as connection:
             # As text, which SQLite compares as a number: its own integers end, and what a caller asks for may not.
             row = connection.execute(query, (job, str(number))).fetchone()
@@ -201,10 +217,6 @@ def is_beyond(replica: str, scale: ReplicaRequest) -> bool:
     return role == scale.unit and scale.replicas is not None and int(index) >= scale.replicas
 
 
-_COLUMNS = "number, kind, unit, why, is_forced, life, asked_at, begun_at, outcome, note, ended_at, replicas"
-"""Without the plan, which is long."""
-
-
 def _next_number(connection: sqlite3.Connection, job: str, run_id: str, about: str) -> int:
     """Raises `RequestRefused`."""
     if not _is_present(connection, job, run_id):
@@ -217,6 +229,36 @@ def _next_number(connection: sqlite3.Connection, job: str, run_id: str, about: s
     return int(connection.execute(query, (job,)).fetchone()["number"])
 
 
+_REQUESTS = (
+    "SELECT job, run_id, number, kind, unit, replicas, why, is_forced, life, asked_at, begun_at, outcome, note, ended_at"
+    " FROM replica_requests JOIN jobs ON name = job"
+)
+"""Without their plans, which are long."""
+
+
+def _end(
+    connection: sqlite3.Connection,
+    job: str,
+    request: ReplicaRequest,
+    only: str,
+    outcome: RequestOutcome,
+    why: str,
+    now: float,
+) -> bool:
+    """Whether it ends now; `only`: a further condition."""
+    done = connection.execute(
+        "UPDATE replica_requests SET outcome = ?, note = ?, ended_at = ?"
+        f" WHERE job = ? AND number = ? AND outcome = '' {only}",
+        (outcome, why, now, job, request.number),
+    )
+    if done.rowcount:
+        text = f"request {request.number}: {request.kind} {request.unit}: {outcome}{': ' + why if why else ''}"
+        data = {"number": request.number, "request": request.kind, "outcome": outcome}
+        process = "" if request.kind == "scale" else request.unit
+        note(connection, job, Event(kind="request_ended", text=text, process=process, data=data), now)
+    return done.rowcount > 0
+
+
 def _is_present(connection: sqlite3.Connection, job: str, run_id: str) -> bool:
     query = "SELECT 1 FROM jobs WHERE name = ? AND run_id = ?"
     return connection.execute(query, (job, run_id)).fetchone() is not None
@@ -224,6 +266,8 @@ def _is_present(connection: sqlite3.Connection, job: str, run_id: str) -> bool:
 
 def _request(row: sqlite3.Row) -> ReplicaRequest:
     return ReplicaRequest(
+        job=row["job"],
+        run_id=row["run_id"],
         number=row["number"],
         kind=row["kind"],
         unit=row["unit"],

@@ -28,6 +28,9 @@ Table(
     Column("reason", Text, nullable=False),
     Column("created_at", REAL, nullable=False),
     Column("phase_at", REAL, nullable=False),
+    Column("opened_at", REAL),
+    Column("stop_asked_at", REAL),
+    Column("drain_until", REAL),
 )
 Table(
     "units",
@@ -62,6 +65,8 @@ Table(
     Column("why", Text, nullable=False),
     Column("ended_at", REAL),
     Column("is_cancelled", Integer, nullable=False),
+    Column("begun_at", REAL),
+    Index("weight_updates_by_outcome", "outcome", "asked_at"),
 )
 Table(
     "weight_remarks",
@@ -97,6 +102,7 @@ Table(
     Column("ended_at", REAL),
     Column("replicas", Integer),
     Column("plan", Text),
+    Index("replica_requests_by_outcome", "outcome", "asked_at"),
 )
 Table(
     "events",

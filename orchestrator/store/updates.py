@@ -36,6 +36,8 @@ class EndedUpdate:
 class StoredUpdate:
     """One update that somebody asked for."""
 
+    job: str
+    run_id: str
     number: int
     """From 1 up within a run of the job."""
     request: str
@@ -47,6 +49,7 @@ class StoredUpdate:
     ended_at: float | None
     is_cancelled: bool
     """Somebody has asked that it ends."""
+    begun_at: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +99,10 @@ class UpdateStore:
         position: str,
         ended: EndedUpdate | None,
         events: Sequence[Event] = (),
+        begun: int | None = None,
     ) -> None:
-        """Put a record in the place of the one before, with how an update ended; said again, that stays as it was said
-        first. It is on the disk when this returns, and so are the events that tell of it.
+        """Put a record in the place of the one before, with how an update ended, and which one it begins; said again,
+        both stay as they were said first. It is on the disk when this returns, and so are the events that tell of it.
 
         Raises:
             CoordinatorReplaced: a coordinator of a higher generation has begun.
@@ -108,6 +112,9 @@ class UpdateStore:
             connection.execute("UPDATE weight_positions SET position = ? WHERE job = ?", (position, job))
             for event in events:
                 note(connection, job, event, time.time())
+            if begun is not None:
+                query = "UPDATE weight_updates SET begun_at = ? WHERE job = ? AND number = ? AND begun_at IS NULL"
+                connection.execute(query, (time.time(), job, begun))
             if ended is not None:
                 _end(connection, job, ended)
 
@@ -124,7 +131,7 @@ class UpdateStore:
                 raise UpdateRefused(f"update {last['number']} of job {job!r} is under way: wait for its end")
             number = 1 if last is None else int(last["number"]) + 1
             connection.execute(
-                "INSERT INTO weight_updates VALUES (?, ?, ?, ?, '', '', NULL, 0)", (job, number, request, now)
+                "INSERT INTO weight_updates VALUES (?, ?, ?, ?, '', '', NULL, 0, NULL)", (job, number, request, now)
             )
             text = f"update {number} was asked for"
             note(connection, job, Event(kind="update_asked", text=text, data={"update": number}), now)
@@ -154,13 +161,13 @@ class UpdateStore:
 
     def updates(self, job: str) -> list[StoredUpdate]:
         """Of the job's present run, in their order. There may be tens of thousands."""
-        query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number"
+        query = f"{_UPDATES} WHERE job = ? ORDER BY number"
         with self._database.reading() as connection:
             return [_update(row) for row in connection.execute(query, (job,))]
 
     def update(self, job: str, number: int) -> StoredUpdate | None:
         """None where the job's present run has none of this number."""
-        query = "SELECT * FROM weight_updates WHERE job = ? AND number = ?"
+        query = f"{_UPDATES} WHERE job = ? AND number = ?"
         with self._database.reading() as connection:
             # As text, which SQLite compares as a number: its own integers end, and what a caller asks for may not.
             row = connection.execute(query, (job, str(number))).fetchone()
@@ -168,10 +175,22 @@ class UpdateStore:
 
     def newest(self, job: str) -> StoredUpdate | None:
         """The only one that can have no end yet. None where the job's present run has had none."""
-        query = "SELECT * FROM weight_updates WHERE job = ? ORDER BY number DESC LIMIT 1"
+        query = f"{_UPDATES} WHERE job = ? ORDER BY number DESC LIMIT 1"
         with self._database.reading() as connection:
             row = connection.execute(query, (job,)).fetchone()
             return None if row is None else _update(row)
+
+    def newest_of_outcome(self, outcome: str, job: str | None, limit: int) -> list[StoredUpdate]:
+        """Of one job, or of all; an empty outcome: those that have not ended. The newest first."""
+        # The plus keeps a job's own from being looked for among those of all jobs.
+        of = (
+            "outcome = :outcome ORDER BY asked_at"
+            if job is None
+            else "job = :job AND +outcome = :outcome ORDER BY number"
+        )
+        query = f"{_UPDATES} WHERE {of} DESC LIMIT :limit"
+        with self._database.reading() as connection:
+            return [_update(row) for row in connection.execute(query, {"job": job, "outcome": outcome, "limit": limit})]
 
     def remark(self, job: str, remark: StoredRemark) -> None:
         """Only the newest are kept: a step that must succeed is remarked upon until it does."""
@@ -191,6 +210,9 @@ class UpdateStore:
             return [StoredRemark(text=row["text"], at=row["at"]) for row in connection.execute(query, (job,))]
 
 
+_UPDATES = "SELECT weight_updates.*, run_id FROM weight_updates JOIN jobs ON name = job"
+
+
 def _refuse_overtaken(connection: sqlite3.Connection, job: str, run_id: str, generation: int) -> None:
     query = "SELECT 1 FROM weight_positions WHERE job = ? AND run_id = ? AND generation = ?"
     if connection.execute(query, (job, run_id, generation)).fetchone() is None:
@@ -199,6 +221,8 @@ def _refuse_overtaken(connection: sqlite3.Connection, job: str, run_id: str, gen
 
 def _update(row: sqlite3.Row) -> StoredUpdate:
     return StoredUpdate(
+        job=row["job"],
+        run_id=row["run_id"],
         number=row["number"],
         request=row["request"],
         asked_at=row["asked_at"],
@@ -206,6 +230,7 @@ def _update(row: sqlite3.Row) -> StoredUpdate:
         why=row["why"],
         ended_at=row["ended_at"],
         is_cancelled=bool(row["is_cancelled"]),
+        begun_at=row["begun_at"],
     )
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from connectors.engine_client import CacheConfig
 from deploy.probe import ProbeResult
 from deploy.unit import Probe
-from orchestrator.plan.types import EnginePlan
+from orchestrator.plan.types import EnginePlan, RouterPlan
 from orchestrator.store.jobs import StoredJob
 from orchestrator.supervisor.startup_checks import OffloadProbe
 from orchestrator.supervisor.state import UnitState
@@ -54,6 +54,13 @@ class Opening(Protocol):
         Raises:
             JobFailed: one of them does not do its part.
         """
+        ...
+
+
+class LetRequestsEnd(Protocol):
+    def __call__(self, router: RouterPlan, is_wanted: Callable[[], bool]) -> None:
+        """Start no new requests of clients; return when no open one is left, when that is no longer wanted, or where
+        the router does not do it."""
         ...
 
 

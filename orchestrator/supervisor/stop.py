@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 from deploy.backend import Backend
 from deploy.unit import UnitRecord
@@ -12,6 +13,7 @@ from orchestrator.errors import HeadraceError
 from orchestrator.spec.job import LaunchSpec
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.jobs import ENDED, JobStore, Phase, RecordUnreadable, StoredJob, ended_event
+from orchestrator.supervisor.interfaces import LetRequestsEnd
 
 DRIVER_LEAVES_S = 10.0
 """A driver sees the stop at its next look, after probes that take 2 seconds at most."""
@@ -40,12 +42,14 @@ def stop_job(
     reason: str = "",
     held: DriverLock | None = None,
     say: Callable[[str], None] = lambda _text: None,
+    let_requests_end: LetRequestsEnd | None = None,
 ) -> StoredJob:
     """End the job; also after any crash, and again if need be. A run that has ended stays as it ended.
 
-    The stop is recorded first; then units are ended stage by stage, and what a crash left between a start and its
-    record is found by the run's mark. `held`: the job's lock, where the caller has it; it stays the caller's. Without
-    it a driver is given time to leave, and then not waited for any longer.
+    The stop is recorded first; with `let_requests_end`, open requests finish where the record says so; then units are
+    ended stage by stage, and what a crash left between a start and its record is found by the run's mark. `held`: the
+    job's lock, where the caller has it; it stays the caller's. Without it a driver is given time to leave, and then not
+    waited for any longer.
 
     Raises:
         JobUnknown: no job is called so.
@@ -61,10 +65,29 @@ def stop_job(
     try:
         now = store.get(name)
         if now.run_id == job.run_id:
+            if let_requests_end is not None:
+                _drain(store, now, let_requests_end, say)
             _end(store, backend, now, end_phase, say)
     finally:
         own.release()
     return store.get(name)
+
+
+def _drain(store: JobStore, job: StoredJob, let_requests_end: LetRequestsEnd, say: Callable[[str], None]) -> None:
+    def is_wanted() -> bool:
+        head = store.head(job.name)
+        return (
+            head is not None
+            and head.run_id == job.run_id
+            and head.drain_until is not None
+            and time.time() < head.drain_until
+        )
+
+    # One that another version planned is stopped at once.
+    with suppress(RecordUnreadable):
+        if is_wanted():
+            say("letting open requests finish")
+            let_requests_end(job.plan.router, is_wanted)
 
 
 def _end(store: JobStore, backend: Backend, job: StoredJob, end_phase: Phase, say: Callable[[str], None]) -> None:

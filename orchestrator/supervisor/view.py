@@ -90,11 +90,14 @@ def glance_at_jobs(store: JobStore, backend: Backend) -> list[JobGlance]:
 
 def _glance(head: JobHead, alive: frozenset[UnitRecord]) -> JobGlance:
     states: dict[str, UnitState] = {record.name: "ready" if record in alive else "dead" for record in head.records}
-    # A driver that is just coming is given a moment.
-    is_new = time.time() - head.phase_at < DRIVER_COMES_S
-    driven = head.phase in MOVING and (is_new or DriverLock(head.directory).held_by_anyone())
-    phase, reason = true_phase(head.phase, head.reason, states, driven=driven)
+    phase, reason = true_phase(head.phase, head.reason, states, driven=is_driven(head))
     return JobGlance(job=head, phase=phase, reason=reason, alive=alive.intersection(head.records))
+
+
+def is_driven(head: JobHead) -> bool:
+    """Whether a process is bringing the job up or ending it. One that is just coming is given a moment."""
+    is_new = time.time() - head.phase_at < DRIVER_COMES_S
+    return head.phase in MOVING and (is_new or DriverLock(head.directory).held_by_anyone())
 
 
 def true_phase(recorded: Phase, reason: str, states: Mapping[str, UnitState], *, driven: bool) -> tuple[Phase, str]:

@@ -48,9 +48,12 @@ _PUSH: TypeAdapter[Push] = TypeAdapter(Push)
 class PushRecord:
     """A push, and what became of it."""
 
+    job: str
+    run_id: str
     number: int
     push: Push
     asked_at: float
+    begun_at: float | None
     outcome: PushOutcome | None
     """None while it has not ended."""
     why: str
@@ -77,7 +80,9 @@ class Journal:
         ended = position.ended
         end = None if ended is None else _ended(ended.update, ended.outcome, ended.why)
         text, told = _POSITION.dump_json(position).decode(), events_of_record(self._newest, position)
-        self._store.record(self._job, self._run_id, self._generation, text, end, told)
+        before = 0 if self._newest is None else self._newest.last_update
+        begun = position.last_update if position.last_update > before else None
+        self._store.record(self._job, self._run_id, self._generation, text, end, told, begun)
         self._newest = position
 
     def unended(self) -> PushRecord | None:
@@ -138,11 +143,19 @@ def newest_push(store: UpdateStore, job: str) -> PushRecord | None:
     return None if found is None else _push_record(found)
 
 
+def newest_pushes(store: UpdateStore, outcome: PushOutcome | None, job: str | None, limit: int) -> list[PushRecord]:
+    """Of one job, or of all; outcome None: those that have not ended. The newest first."""
+    return [_push_record(each) for each in store.newest_of_outcome(outcome or "", job, limit)]
+
+
 def _push_record(stored: StoredUpdate) -> PushRecord:
     return PushRecord(
+        job=stored.job,
+        run_id=stored.run_id,
         number=stored.number,
         push=_PUSH.validate_json(stored.request),
         asked_at=stored.asked_at,
+        begun_at=stored.begun_at,
         outcome=_OUTCOME.validate_python(stored.outcome) if stored.outcome else None,
         why=stored.why,
         ended_at=stored.ended_at,

@@ -85,6 +85,10 @@ class RouterClient:
     def traffic(self) -> RouterTraffic:
         return msgspec.convert(self._call("GET", "/state", None, 0.0), RouterTraffic)
 
+    def newest_order(self) -> Order:
+        """Of the newest command that it took: one that is given in its name is not older."""
+        return Order(*self._call("GET", "/state", None, 0.0)["order"])
+
     def replicas(self) -> dict[str, ReplicaView]:
         """By name, with their load."""
         return {view.name: view for view in self.traffic().replicas}

@@ -19,6 +19,7 @@ CORES = (
     "orchestrator/spec",
     "orchestrator/plan",
     "orchestrator/observe/diagnoses.py",
+    "orchestrator/operations.py",
     "orchestrator/replica_requests.py",
     "orchestrator/supervisor/log_cause.py",
     "orchestrator/supervisor/mounts.py",

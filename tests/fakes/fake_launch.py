@@ -6,6 +6,8 @@ The machine outlives the backends that look at it, as the kernel outlives `headr
 from __future__ import annotations
 
 import itertools
+import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +18,7 @@ from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord, UnitStatus
 from orchestrator.errors import JobFailed
 from orchestrator.plan.facts import ClusterFacts
-from orchestrator.plan.types import EnginePlan, JobPlan
+from orchestrator.plan.types import EnginePlan, JobPlan, RouterPlan
 from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
@@ -196,6 +198,9 @@ class FakeFleet:
         self.pool_use: PoolUse | str = PoolUse(mounted_bytes=256 << 20, used_bytes=1 << 20, keys=3)
         self.receivers = FakeReceivers(pairs_of_engines(pairs))
         self.shown: list[Progress] = []
+        self.open_requests = threading.Event()
+        """Clear: none is left."""
+        self.drains = 0
         self.facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts] = self._facts
 
     def backend(self) -> FakeBackend:
@@ -222,10 +227,16 @@ class FakeFleet:
             pool_use=lambda _pool: self.pool_use,
             router_traffic=lambda _router: self.receivers.traffic(),
             open_job=self.opening,
+            let_requests_end=self.let_requests_end,
             weights=self.weights(),
             replicas=self.replicas(),
             driver_wait_s=0.05,
         )
+
+    def let_requests_end(self, _router: RouterPlan, is_wanted: Callable[[], bool]) -> None:
+        self.drains += 1
+        while self.open_requests.is_set() and is_wanted():
+            time.sleep(0.005)
 
     def weights(self) -> WeightService:
         return WeightService(store=self.store, updates=self.updates, supervision=self.supervision())

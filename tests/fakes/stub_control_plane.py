@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from connectors.pool_client import PoolUse
@@ -34,14 +35,30 @@ from tests.fakes.fake_receivers import FakeReceivers
 from tests.unit.orchestrator.samples import facts_of
 
 
+class ModelFleets(dict[str, FakeReceivers]):
+    """Engines and routers by job, as they are asked; each run of a job has its own."""
+
+    def of(self, plan: JobPlan) -> FakeReceivers:
+        return self.setdefault(plan.job, FakeReceivers({engine.name: engine.role for engine in plan.engines}))
+
+
 class HarmlessBackend(LocalBackend):
     """The real launcher, given other programs."""
 
+    def __init__(self, fleets: ModelFleets) -> None:
+        super().__init__()
+        self._fleets = fleets
+
     def prepare(self, run: RunContext, units: Sequence[LaunchUnit], files: Sequence[PlannedFile]) -> None:
+        self._fleets.pop(run.job, None)
         super().prepare(run, [_harmless(unit) for unit in units], files)
 
     def start(self, run: RunContext, unit: LaunchUnit) -> UnitRecord:
-        return super().start(run, _harmless(unit))
+        record = super().start(run, _harmless(unit))
+        fleet = self._fleets.get(run.job)
+        if fleet is not None and unit.name in fleet.engines:
+            fleet.boot(unit.name)
+        return record
 
 
 def _harmless(unit: LaunchUnit) -> LaunchUnit:
@@ -64,25 +81,24 @@ def stub_service(home: Path) -> JobService:
     def probe(_probe: Probe, members: Sequence[int]) -> ProbeResult:
         return ProbeResult(ready=bool(members), detail="it runs")
 
-    def receivers(plan: JobPlan) -> FakeReceivers:
-        return FakeReceivers({engine.name: engine.role for engine in plan.engines})
-
+    fleets = ModelFleets()
+    backend = partial(HarmlessBackend, fleets)
     database = UnsyncedDatabase(home)
     store, updates, keeping = JobStore(database), UpdateStore(database), KeepingStore(database)
     supervision = Supervision(
         store=store,
         updates=updates,
-        backend=HarmlessBackend,
+        backend=backend,
         probe=probe,
-        carry_out=lambda plan: receivers(plan).carry_out,
+        carry_out=lambda plan: fleets.of(plan).carry_out,
         not_ready=lambda _router: None,
         keeping=keeping,
-        look_outside=lambda plan: receivers(plan).outside(),
+        look_outside=lambda plan: fleets.of(plan).outside(),
         let_handoffs_end=lambda _engine, _limit_s: None,
     )
     return UnauditedService(
         store=store,
-        backend=HarmlessBackend,
+        backend=backend,
         facts=facts,
         socket_dir=lambda job_dir: home / "sockets" / job_dir.name,
         probe=probe,
@@ -90,11 +106,12 @@ def stub_service(home: Path) -> JobService:
         pool_use=lambda pool: PoolUse(mounted_bytes=pool.capacity_bytes, used_bytes=0, keys=0),
         router_traffic=lambda _router: "it has no router",
         open_job=supervision.open,
+        let_requests_end=lambda _router, _is_wanted: None,
         replicas=ReplicaService(
             store=store,
             keeping=keeping,
             supervision=supervision,
-            replicas=lambda plan: receivers(plan).outside().replicas,
+            replicas=lambda plan: fleets.of(plan).outside().replicas,
             facts=facts,
         ),
         weights=WeightService(store=store, updates=updates, supervision=supervision),

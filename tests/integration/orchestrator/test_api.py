@@ -181,7 +181,24 @@ def test_an_unknown_route_and_a_wrong_method(api: httpx.Client) -> None:
 
 
 def test_a_parameter_that_is_none(api: httpx.Client) -> None:
-    assert "wait" in problem(api.delete("/jobs/demo", params={"wait": "perhaps"}), 422)["detail"]
+    found = problem(api.delete("/jobs/demo", params={"wait": "perhaps", "limit_s": "-1"}), 422)["errors"]
+    assert {one["field"]: one["mend"] for one in found} == {
+        "query.wait": "give true or false",
+        "query.limit_s": "give a number, above 0 and at most 86400 or null",
+    }
+
+
+def test_a_body_that_does_not_fit_says_what_does(api: httpx.Client) -> None:
+    push = "/jobs/demo/weights"
+    for body, field, mend in (
+        (b"{", "body.1", "send well-formed JSON"),
+        (b"{}", "body.source", "give an object"),
+        (b'{"source": {}, "strategy": "all"}', "body.strategy", 'give "barrier" or "rolling" or null'),
+        (b'{"source": {}, "strategie": "barrier"}', "body.strategie", "did you mean 'strategy'?"),
+        (b"", "body", "give an object with source"),
+    ):
+        found = problem(api.post(push, content=body, headers={"content-type": "application/json"}), 422)["errors"]
+        assert [(one["field"], one["mend"]) for one in found] == [(field, mend)]
 
 
 @pytest.mark.parametrize(
@@ -220,11 +237,11 @@ def test_a_body_larger_than_any_job_file(api: httpx.Client) -> None:
 def test_a_token_is_asked_for_everywhere_but_at_the_health_route(
     fleet: FakeFleet, serve: Callable[[Any], httpx.Client]
 ) -> None:
-    client = serve(build_app(fleet.service(), Access({"secret": "admin"})))
+    client = serve(build_app(fleet.service(), Access({"secret": "admin"}, "tokens are in the file /home/api-token")))
     assert client.get("/health").status_code == 200
     for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
         reply = client.get("/jobs", headers=headers)
-        problem(reply, 401)
+        assert problem(reply, 401)["detail"].endswith("; tokens are in the file /home/api-token")
         assert reply.headers["www-authenticate"] == "Bearer"
     assert client.get("/jobs", headers={"authorization": "Bearer secret"}).json() == {"jobs": []}
 

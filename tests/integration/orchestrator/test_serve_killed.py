@@ -88,7 +88,9 @@ def test_killed_while_a_job_runs_and_while_it_stops(serve: Serve, store: JobStor
     assert {status.exit_code for status in backend.poll(job.run, job.records).values()} == {-signal.SIGKILL}
 
 
-def test_told_to_end_it_ends_its_streams_and_a_second_one_is_refused(serve: Serve, store: JobStore) -> None:
+def test_told_to_end_it_ends_its_streams_and_a_second_one_is_refused(
+    serve: Serve, store: JobStore, tmp_path: Path
+) -> None:
     job = record(store, stub_plan(serve.home, "stub", free_ports(3)))
     store.set_phase("stub", job.run_id, "stopped", "", time.time())
     serve.start()
@@ -96,6 +98,14 @@ def test_told_to_end_it_ends_its_streams_and_a_second_one_is_refused(serve: Serv
     assert second.returncode == 1
     assert serve.process is not None
     assert f"another control plane (pid {serve.process.pid}) runs on {serve.home}" in second.stderr.replace("\n", " ")
+    elsewhere = {**serve.environment, "HEADRACE_HOME": str(tmp_path / "elsewhere")}
+    third = subprocess.run(serve.command, env=elsewhere, capture_output=True, text=True, check=False)
+    assert (third.returncode, third.stderr.count("\n")) == (1, 1)
+    assert "another program listens there: end it, or give this one another --port" in third.stderr
+    assert (
+        "the variable HEADRACE_API_TOKEN of `headrace serve`"
+        in serve.client.get("/jobs", headers={"authorization": ""}).text
+    )
     with serve.client.stream("GET", "/events/stream?since=0") as reply:
         lines = reply.iter_lines()
         assert next(lines).startswith("id: ")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from orchestrator.cli_serve import given_tokens, run_server
+from orchestrator.cli_serve import AddressUnusable, given_tokens, listen, run_server
 from orchestrator.store.tokens import TokensRefused
 from tests.fakes.fake_launch import FakeFleet
 
@@ -32,3 +33,17 @@ def test_a_public_address_without_tokens_is_refused(tmp_path: Path, monkeypatch:
         monkeypatch.delenv(variable, raising=False)
     with pytest.raises(TokensRefused, match="give tokens with --tokens or HEADRACE_API_TOKEN"):
         run_server(FakeFleet(tmp_path).service(), tmp_path, host, 8700, tokens=None)
+
+
+def test_a_port_that_is_taken_is_named_with_what_mends_it(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressUnusable) as refused:
+            listen("127.0.0.1", port)
+    expected = "Address already in use; another program listens there: end it, or give this one another --port"
+    assert str(refused.value) == f"--host 127.0.0.1 --port {port}: {expected}"
+
+
+def test_an_address_of_another_machine_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AddressUnusable, match=r"--host 203\.0\.113\.1 --port 8700: .*give an address of this machine"):
+        listen("203.0.113.1", 8700)

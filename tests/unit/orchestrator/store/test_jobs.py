@@ -152,3 +152,25 @@ def test_a_plan_of_another_version_is_an_error_with_words(fleet: FakeFleet) -> N
         connection.execute("UPDATE jobs SET plan = '{}'")
     with pytest.raises(RecordUnreadable, match=r"'demo' was recorded by another version.*headrace down demo"):
         _ = fleet.store.get("demo").plan
+
+
+def test_when_a_run_came_up_and_when_its_stop_was_first_asked_for(fleet: FakeFleet) -> None:
+    fleet.record()
+    for at, phase in ((1, "ready"), (2, "degraded"), (3, "ready")):
+        assert fleet.store.set_phase("demo", "run-1", phase, "", NOW + at)  # type: ignore[arg-type]
+    assert fleet.store.get("demo").opened_at == NOW + 1
+    assert not fleet.store.ask_stop("demo", "run-1", drain_until=None, now=NOW + 4, only_unopened=True)
+    assert fleet.store.ask_stop("demo", "run-1", drain_until=NOW + 60, now=NOW + 5)
+    assert fleet.store.ask_stop("demo", "run-1", drain_until=None, now=NOW + 6)
+    job = fleet.store.get("demo")
+    assert (job.phase, job.stop_asked_at, job.drain_until) == ("stopping", NOW + 5, None)
+    fleet.store.set_phase("demo", "run-1", "stopped", "", NOW + 7)
+    assert not fleet.store.ask_stop("demo", "run-1", drain_until=None, now=NOW + 8)
+    assert not fleet.store.ask_stop("demo", "another run", drain_until=None, now=NOW + 8)
+
+
+def test_a_stop_keeps_the_reason_of_one_that_is_under_way(fleet: FakeFleet) -> None:
+    fleet.record()
+    fleet.store.set_phase("demo", "run-1", "stopping", "the router died", NOW + 1)
+    fleet.store.ask_stop("demo", "run-1", drain_until=None, now=NOW + 2)
+    assert fleet.store.get("demo").reason == "the router died"

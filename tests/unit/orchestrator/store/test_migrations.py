@@ -78,6 +78,7 @@ def is_whole(home: Path) -> None:
     database = Database(home)
     job, updates = JobStore(database).get("demo"), UpdateStore(database)
     assert (job.run_id, job.phase, job.created_at, job.phase_at) == ("run-1", "ready", 1.5, 2.5)
+    assert (job.opened_at, job.stop_asked_at) == (2.5, None)
     assert [(unit.record.pid, unit.record.start_ticks, unit.ready_at) for unit in job.units] == [(7, 70, 4.5)]
     assert updates.position("demo") == "position"
     assert [(each.number, each.outcome) for each in updates.updates("demo")] == [(1, "committed")]

@@ -131,3 +131,19 @@ def test_a_new_run_begins_without_records(fleet: FakeFleet, updates: UpdateStore
     assert (updates.position("demo"), updates.updates("demo")) == ("", [])
     with pytest.raises(CoordinatorReplaced):
         updates.record("demo", RUN, generation, "late", None)
+
+
+def test_when_an_update_was_begun_and_how_updates_ended(updates: UpdateStore) -> None:
+    number = updates.ask("demo", "{}", NOW)
+    generation = updates.take_over("demo", RUN)
+    assert [each.number for each in updates.newest_of_outcome("", "demo", 10)] == [number]
+    updates.record("demo", RUN, generation, "one", None, begun=number)
+    begun = updates.update("demo", number)
+    assert begun is not None
+    assert begun.begun_at is not None
+    updates.record("demo", RUN, generation, "two", COMMITTED, begun=number)
+    after = updates.update("demo", number)
+    assert after is not None
+    assert (after.job, after.run_id, after.begun_at) == ("demo", RUN, begun.begun_at)
+    assert updates.newest_of_outcome("", None, 10) == []
+    assert [each.number for each in updates.newest_of_outcome("committed", None, 10)] == [number]

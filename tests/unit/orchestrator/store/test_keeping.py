@@ -1,0 +1,54 @@
+"""Requests about single processes: withdrawn or begun, never both, and listed by how they ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.fake_launch import NOW, FakeFleet
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> FakeFleet:
+    fleet = FakeFleet(tmp_path)
+    fleet.running()
+    return fleet
+
+
+def ask(fleet: FakeFleet, unit: str) -> int:
+    job = fleet.store.get("demo")
+    record = next(record for record in job.records if record.name == unit)
+    return fleet.keeping.ask("demo", job.run_id, "restart", record, why="", is_forced=False, now=NOW)
+
+
+def test_a_request_that_was_withdrawn_is_neither_begun_nor_ended_otherwise(fleet: FakeFleet) -> None:
+    number = ask(fleet, "router")
+    request = fleet.keeping.request("demo", number)
+    assert (request.job, request.run_id) == ("demo", "run-1")
+    assert fleet.keeping.withdraw(request, "by request", NOW + 1)
+    fleet.keeping.begin("demo", number, NOW + 2)
+    fleet.keeping.end("demo", request, "refused", "too late", NOW + 3)
+    found = fleet.keeping.request("demo", number)
+    assert (found.begun_at, found.outcome, found.note, found.ended_at) == (None, "cancelled", "by request", NOW + 1)
+    assert [event.event.kind for event in fleet.store.events.newest(2)] == ["request_asked", "request_ended"]
+
+
+def test_a_request_that_was_begun_is_not_withdrawn(fleet: FakeFleet) -> None:
+    number = ask(fleet, "router")
+    fleet.keeping.begin("demo", number, NOW + 1)
+    assert not fleet.keeping.withdraw(fleet.keeping.request("demo", number), "by request", NOW + 2)
+    assert fleet.keeping.request("demo", number).outcome is None
+
+
+def test_the_newest_of_an_outcome(fleet: FakeFleet) -> None:
+    first, second, third = (ask(fleet, unit) for unit in ("router", "prefill-0", "decode-0"))
+    fleet.keeping.end("demo", fleet.keeping.request("demo", first), "done", "", NOW + 1)
+    for job in ("demo", None):
+        assert [each.number for each in fleet.keeping.newest_of_outcome("", job, 10)] in (
+            [third, second],
+            [second, third],
+        )
+        assert [each.number for each in fleet.keeping.newest_of_outcome("done", job, 10)] == [first]
+        assert len(fleet.keeping.newest_of_outcome("", job, 1)) == 1
+    assert fleet.keeping.newest_of_outcome("", "other", 10) == []
