@@ -230,8 +230,8 @@ def _next_number(connection: sqlite3.Connection, job: str, run_id: str, about: s
 
 
 _REQUESTS = (
-    "SELECT job, run_id, number, kind, unit, replicas, why, is_forced, life, asked_at, begun_at, outcome, note, ended_at"
-    " FROM replica_requests JOIN jobs ON name = job"
+    "SELECT job, run_id, number, kind, unit, replicas, why, is_forced, life, asked_at, begun_at, outcome, note,"
+    " ended_at FROM replica_requests JOIN jobs ON name = job"
 )
 """Without their plans, which are long."""
 
