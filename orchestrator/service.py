@@ -10,9 +10,8 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from connectors.pool_client import PoolUse
@@ -39,7 +38,7 @@ from orchestrator.store.home import StateUnusable
 from orchestrator.store.jobs import ENDED, SERVING, JobStore, Phase, PortsReserved, RecordUnreadable, StoredJob
 from orchestrator.store.tokens import write_fresh_token
 from orchestrator.supervisor.adoption import note_adoption
-from orchestrator.supervisor.interfaces import EngineQuestions, Opening, ProgressSink, ReadinessProbe
+from orchestrator.supervisor.interfaces import EngineQuestions, Opening, Progress, ProgressSink, ReadinessProbe
 from orchestrator.supervisor.loop import Overtaken, Supervisor
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
 from orchestrator.supervisor.view import JobGlance, JobView, ServedVersion, glance_at_jobs, view_job
@@ -47,7 +46,6 @@ from orchestrator.weight_service import WeightService
 from orchestrator.weights.audit import Audited, audit
 
 EVENTS_SHOWN = 10
-VIEWS_AT_ONCE = 8
 RUNS_KEPT = 5
 PLANS_TRIED = 3
 SWEEP_GRACE_S = 2.0
@@ -80,6 +78,8 @@ class JobService:
     weights: WeightService
     replicas: ReplicaService
     driver_wait_s: float = DRIVER_WAIT_S
+    doing: dict[str, str] = field(default_factory=dict)
+    """What the starts that this service drives are at, by job."""
 
     def plan(self, spec: JobSpec) -> JobPlan:
         """The plan as it would be started now. Starts nothing.
@@ -158,16 +158,21 @@ class JobService:
             lock.release()
             raise
 
-    def drive(self, admission: Admission, progress: ProgressSink) -> StoredJob:
+    def drive(self, admission: Admission, show: ProgressSink) -> StoredJob:
         """Bring an admitted job up. When that fails, everything that was started is ended first.
 
         Raises:
             JobFailed: with the cause, the log and its last lines.
         """
         name, backend = admission.job.name, self.backend()
+
+        def noting(progress: Progress) -> None:
+            self.doing[name] = progress.now_doing
+            show(progress)
+
         try:
             self._prepare(backend, admission.job)
-            return self._supervisor(backend).bring_up(name, progress)
+            return self._supervisor(backend).bring_up(name, noting)
         except Overtaken:
             raise JobFailed(f"job {name!r} was stopped by another command while it was coming up") from None
         except (JobFailed, JobUnknown, DeployError, StateUnusable) as error:
@@ -179,6 +184,7 @@ class JobService:
             self._end(backend, admission, "stopped", "its start was interrupted")
             raise
         finally:
+            self.doing.pop(name, None)
             admission.lock.release()
 
     def _plan_to_start(self, spec: JobSpec) -> JobPlan:
@@ -247,21 +253,10 @@ class JobService:
             return replace(view, pool_use=f"the job is {view.phase}")
         return replace(view, pool_use=self.pool_use(pool))
 
-    def views(self) -> list[JobView]:
-        """Without the use of pools: many masters that do not answer would add up."""
-
-        def look(name: str) -> JobView | None:
-            # One whose record was deleted meanwhile is not missed.
-            with suppress(JobUnknown):
-                return replace(self._view(name), pool_use="it is asked for where one job is looked at")
-            return None
-
-        with ThreadPoolExecutor(VIEWS_AT_ONCE) as pool:
-            return [view for view in pool.map(look, self.store.names()) if view is not None]
-
     def _view(self, name: str) -> JobView:
         view = view_job(self.store, name, self.backend(), self.probe)
-        view = replace(view, events=tuple(self.store.events.newest(EVENTS_SHOWN, name)))
+        events = tuple(self.store.events.newest(EVENTS_SHOWN, name))
+        view = replace(view, events=events, now_doing=self.doing.get(name, ""))
         if view.phase in SERVING and (troubles := self.replicas.troubles(view)):
             view = replace(view, phase="degraded", reason="; ".join(filter(None, [view.reason, *troubles])))
         position = self.weights.position(name)
