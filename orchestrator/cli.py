@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -21,6 +21,7 @@ from rich.text import Text
 
 from orchestrator import cli_events, cli_replicas, cli_serve, cli_weights
 from orchestrator.api.audit_schemas import AuditBody
+from orchestrator.api.schemas import JobStatus
 from orchestrator.api.wire import Note
 from orchestrator.cli_common import AnyJobName, AsJson, JobName, complete_process, control_of, err, warn
 from orchestrator.cli_show import (
@@ -33,14 +34,12 @@ from orchestrator.cli_show import (
     show_plan,
 )
 from orchestrator.control.choose import Told
+from orchestrator.control.plane import ControlPlane
 from orchestrator.errors import HeadraceError
 from orchestrator.exit_codes import MEANINGS, ExitCode, exit_code_of
 from orchestrator.plan.types import plan_to_json
+from orchestrator.spec.load import load_job_file
 from orchestrator.store.home import home_folder
-
-if TYPE_CHECKING:
-    from orchestrator.api.schemas import JobStatus
-    from orchestrator.control.plane import ControlPlane
 
 JOBS_AT_ONCE = 8
 
@@ -99,7 +98,6 @@ def connection(
 def render(context: typer.Context, job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show the whole plan and every generated file. Starts nothing."""
     from orchestrator.plan.build import refuse_errors
-    from orchestrator.spec.load import load_job_file
 
     plan = control_of(context).plan(load_job_file(job, overrides or []))
     if as_json:
@@ -114,7 +112,6 @@ def render(context: typer.Context, job: JobFile, overrides: Overrides = None, as
 def up(context: typer.Context, job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Start a job and wait until it serves; one that lives from the same job file already is shown. On failure or
     Ctrl-C, everything that was started is ended."""
-    from orchestrator.spec.load import load_job_file
 
     def warn_of(notes: Sequence[Note]) -> None:
         for note in notes:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from orchestrator.control.choose import Told, control_plane
+from orchestrator.control.plane import ControlPlane
 from orchestrator.errors import HeadraceError
 from orchestrator.store.database import Database, database_file
 from orchestrator.store.home import home_folder
-
-if TYPE_CHECKING:
-    from orchestrator.control.plane import ControlPlane
-    from orchestrator.store.jobs import JobStore
+from orchestrator.store.jobs import JobStore
 
 err = Console(stderr=True)
 
@@ -52,8 +50,6 @@ def _matching(context: typer.Context, incomplete: str, names: Callable[[JobStore
     home = home_folder()
     if context.find_root().params.get("server") or not database_file(home).exists():
         return []
-    from orchestrator.store.jobs import JobStore
-
     with suppress(HeadraceError):
         return [name for name in names(JobStore(Database(home))) if name.startswith(incomplete)]
     return []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,10 +11,8 @@ from rich.text import Text
 from orchestrator.api.replica_schemas import RequestStatus
 from orchestrator.cli_common import AsJson, JobName, Process, Replica, control_of
 from orchestrator.cli_show import print_model
+from orchestrator.control.plane import ControlPlane
 from orchestrator.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from orchestrator.control.plane import ControlPlane
 
 out = Console()
 

@@ -7,13 +7,10 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from orchestrator.control.plane import ControlPlane
 from orchestrator.store.driver_lock import ControlPlaneLock
 from orchestrator.store.listening import announced_in
-
-if TYPE_CHECKING:
-    from orchestrator.control.plane import ControlPlane
 
 TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
 ANSWERS_WITHIN_S = 5.0
@@ -28,6 +25,7 @@ class Told:
 
 
 def control_plane(home: Path, told: Told, warn: Callable[[str], None]) -> ControlPlane:
+    """Neither of the two is loaded before it is needed: most of a quick command's time goes into that."""
     # Taken out: a job that is started from here must not inherit it.
     token = os.environ.pop(TOKEN_VARIABLE, "")
     if told.server:

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
+from orchestrator.api.audit_schemas import AuditStatus
+from orchestrator.api.event_schemas import EventList, EventStatus
+from orchestrator.api.replica_schemas import RequestStatus
+from orchestrator.api.schemas import JobStatus
+from orchestrator.api.weight_schemas import PushBody, UpdateList, UpdateStatus, WeightsStatus
+from orchestrator.api.wire import Note
 from orchestrator.errors import JobFailed
+from orchestrator.plan.types import JobPlan
+from orchestrator.spec.job import JobSpec
 from orchestrator.supervisor.interfaces import Progress, ProgressSink, UnitProgress
-
-if TYPE_CHECKING:
-    # Commands that need none of them are quicker without.
-    from orchestrator.api.audit_schemas import AuditStatus
-    from orchestrator.api.event_schemas import EventList, EventStatus
-    from orchestrator.api.replica_schemas import RequestStatus
-    from orchestrator.api.schemas import JobStatus
-    from orchestrator.api.weight_schemas import PushBody, UpdateList, UpdateStatus, WeightsStatus
-    from orchestrator.api.wire import Note
-    from orchestrator.plan.types import JobPlan
-    from orchestrator.spec.job import JobSpec
 
 LOOK_EVERY_S = 0.3
 

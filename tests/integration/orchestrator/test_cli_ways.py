@@ -107,7 +107,7 @@ def _comparable(said: Said, home: Path) -> str:
     if out.startswith("{") and "events" in (table := json.loads(out.splitlines()[0] if "\n{" in out else out)):
         out = json.dumps({**table, "events": [], "weights": None})
     if not out:
-        out = said.stderr
+        out = re.sub(r"http\S+ stops demo\n", "", said.stderr)
     out = out.replace(str(home), "HOME")
     out = re.sub(r"weights +initial, epoch 1\n", "", out)
     out = re.sub(r"\d{8}T\d{6}Z-[0-9a-f]{8}|\b[0-9a-f]{10,}\b", "ID", out)

@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
+from orchestrator.api.weight_schemas import PushBody
 from orchestrator.control.choose import Told, control_plane
 from orchestrator.control.local import LocalControlPlane
 from orchestrator.control.over_http import HttpControlPlane
@@ -116,6 +117,17 @@ def test_events_are_followed(fleet: FakeFleet, control: ControlPlane) -> None:
     found = control.new_events("demo", control.events("demo", None, 1).next)
     fleet.store.events.note("demo", Event(kind="remark", text="new"))
     assert next(found).text == "new"
+
+
+def test_readmission_takes_a_router_that_keeps_tokens(fleet: FakeFleet, control: ControlPlane) -> None:
+    fleet.record(fleet.plan(weights={"in_flight": "wait"}))
+    fleet.bring_up()
+    push = PushBody(source={"transport": "path", "path": "/checkpoints/1"}, version="v1", in_flight="readmit")
+    says = "in_flight is .readmit.: the job was started with 'wait'.*or start the job with weights.in_flight"
+    with pytest.raises(HeadraceError, match=says) as refusal:
+        control.push("demo", push)
+    assert exit_code_of(refusal.value) == ExitCode.REFUSED
+    assert control.updates("demo").updates == []
 
 
 def test_a_silent_control_plane(tmp_path: Path) -> None:
