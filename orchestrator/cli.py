@@ -1,76 +1,105 @@
-"""`headrace`: argument parsing, one call of the service, output.
+"""`headrace`: argument parsing, one call of the control plane, output.
 
-Exit codes: 0 done, 1 failed, 2 wrong use, 3 an audit that could not be made, 130 interrupted.
+`control/` is what commands speak to, `exit_codes.py` how they end.
 """
 
 from __future__ import annotations
 
+import json
 import signal
 import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from deploy.logs import follow, tail
 from orchestrator import cli_events, cli_replicas, cli_serve, cli_weights
-from orchestrator.api.audit_schemas import AuditBody, audit_status
-from orchestrator.api.schemas import job_status
-from orchestrator.cli_show import StartDisplay, print_json, show_audit, show_diagnosis, show_job, show_plan
-from orchestrator.compose import local_service
-from orchestrator.errors import AuditFailed, HeadraceError
-from orchestrator.observe.doctor import diagnose
-from orchestrator.plan.build import refuse_errors
-from orchestrator.plan.shown import shown_plan
+from orchestrator.api.audit_schemas import AuditBody
+from orchestrator.api.schemas import JobStatus
+from orchestrator.api.wire import Note
+from orchestrator.cli_common import AnyJobName, AsJson, JobName, complete_process, control_of, err, warn
+from orchestrator.cli_show import (
+    StartDisplay,
+    print_json,
+    print_model,
+    show_audit,
+    show_diagnosis,
+    show_job,
+    show_plan,
+)
+from orchestrator.control.choose import Told
+from orchestrator.control.plane import ControlPlane
+from orchestrator.errors import HeadraceError
+from orchestrator.exit_codes import MEANINGS, ExitCode, exit_code_of
 from orchestrator.plan.types import plan_to_json
-from orchestrator.service import JobService
 from orchestrator.spec.load import load_job_file
 from orchestrator.store.home import home_folder
 
-NOT_AUDITED = 3
-INTERRUPTED = 130
-"""What typer makes of Ctrl-C."""
+JOBS_AT_ONCE = 8
 
 app = typer.Typer(
     help="Runs disaggregated prefill/decode vLLM fleets for RL rollouts.",
+    epilog="Exit codes. " + ". ".join(f"{code.value}: {meaning}" for code, meaning in MEANINGS.items()) + ".",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 app.add_typer(cli_weights.app, name="weights")
 app.command()(cli_events.events)
 cli_replicas.add_commands(app)
 out = Console()
-err = Console(stderr=True)
 
 JobFile = Annotated[Path, typer.Argument(help="Job file, .toml or .json.")]
-JobName = Annotated[str, typer.Argument(help="Name of the job.")]
 Overrides = Annotated[list[str] | None, typer.Option("--set", help="field=value, stronger than the job file.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def main() -> None:
-    """Entry point: errors meant for a user become one message on stderr and exit code 1."""
+    """Entry point: errors meant for a user become one message on stderr, and an exit code."""
     signal.signal(signal.SIGTERM, _interrupt)
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
     try:
-        app()
+        app(prog_name="headrace")
     except HeadraceError as error:
-        _fail(str(error))
+        err.print(Text(str(error), style="red"), soft_wrap=True)
+        sys.exit(exit_code_of(error))
     except SystemExit as end:
-        if end.code == INTERRUPTED:
+        # What typer makes of Ctrl-C.
+        if end.code == ExitCode.INTERRUPTED:
             err.print("interrupted; `headrace status` says whether anything is left", highlight=False)
         raise
 
 
+@app.callback()
+def connection(
+    context: typer.Context,
+    server: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HEADRACE_URL",
+            help="URL of the `headrace serve` to ask, with the token in HEADRACE_API_TOKEN. Left out: the one on the "
+            "state folder, if any runs.",
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, readable=True, help="File with the token for --server."),
+    ] = None,
+) -> None:
+    context.obj = Told(server=server, token_file=token_file)
+
+
 @app.command()
-def render(job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+def render(context: typer.Context, job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
     """Show the whole plan and every generated file. Starts nothing."""
-    plan = shown_plan(_service().plan(load_job_file(job, overrides or [])))
+    from orchestrator.plan.build import refuse_errors
+
+    plan = control_of(context).plan(load_job_file(job, overrides or []))
     if as_json:
         sys.stdout.write(plan_to_json(plan))
     else:
@@ -80,26 +109,32 @@ def render(job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -
 
 
 @app.command()
-def up(job: JobFile, overrides: Overrides = None) -> None:
-    """Start a job and wait until it serves. On failure or Ctrl-C, everything that was started is ended."""
-    service = _service()
-    admitted = service.admit(load_job_file(job, overrides or []))
-    for finding in admitted.job.plan.findings:
-        err.print(Text(f"warning: {finding.field}: {finding.problem}; {finding.mend}", style="yellow"), soft_wrap=True)
+def up(context: typer.Context, job: JobFile, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Start a job and wait until it serves; one that lives from the same job file already is shown. On failure or
+    Ctrl-C, everything that was started is ended."""
+
+    def warn_of(notes: Sequence[Note]) -> None:
+        for note in notes:
+            warn(f"{note.field}: {note.problem}; {note.mend}")
+
+    spec = load_job_file(job, overrides or [])
     with StartDisplay(err) as display:
-        service.drive(admitted, display)
-    show_job(out, job_status(service.view(admitted.job.name)))
+        found = control_of(context).start(spec, warn=warn_of, progress=display)
+    if as_json:
+        print_model(found)
+    else:
+        show_job(out, found)
 
 
 @app.command()
-def status(
-    name: Annotated[str | None, typer.Argument(help="Name of the job; all jobs when left out.")] = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show jobs as they are now: every process is looked at."""
-    service = _service()
-    views = [service.view(name)] if name else service.views()
-    jobs = [job_status(view) for view in views]
+def status(context: typer.Context, name: AnyJobName = None, as_json: AsJson = False) -> None:
+    """Show jobs as they are now: every process is looked at. With --json {"jobs": [...]} where no name is given."""
+    control = control_of(context)
+    if name is not None:
+        jobs = [control.job(name)]
+    else:
+        with ThreadPoolExecutor(JOBS_AT_ONCE) as pool:
+            jobs = [job for job in pool.map(partial(_job_if_any, control), control.names()) if job is not None]
     if as_json:
         values = [job.model_dump(mode="json") for job in jobs]
         print_json(values[0] if name else {"jobs": values})
@@ -114,35 +149,52 @@ def status(
 
 @app.command()
 def logs(
+    context: typer.Context,
     name: JobName,
-    process: Annotated[str | None, typer.Argument(help="One process; all of them when left out.")] = None,
+    process: Annotated[
+        str | None,
+        typer.Argument(help="One process; all of them when left out.", autocompletion=complete_process),
+    ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 50,
-    following: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow.")] = False,
+    following: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow, until the job ends.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help='Print {"process": ..., "line": ...} for each line.')] = False,
 ) -> None:
     """Show the logs of a job's processes."""
-    job = _service().store.get(name)
-    paths = [job.log_of(unit) for unit in ([process] if process else job.unit_names)]
-    if following:
-        for source, line in follow(paths, lines):
-            _log_line(source, line, prefix=process is None)
-        return
-    for path in paths:
-        for line in tail(path, lines):
-            _log_line(path.stem, line, prefix=process is None)
-    if not any(path.exists() for path in paths):
-        why = "it was removed" if job.units else "nothing was started"
-        err.print(Text(f"no log in {job.run.log_dir}: {why}"), soft_wrap=True)
+    has_any = False
+    for found in control_of(context).logs(name, process, lines, following=following):
+        has_any = True
+        if as_json:
+            text = json.dumps(found._asdict())
+        else:
+            text = found.line if process else f"{found.process} | {found.line}"
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
+    if lines and not has_any:
+        err.print(Text(f"the logs of {process or name} are empty: nothing was started, or they were removed"))
 
 
 @app.command()
-def down(name: JobName) -> None:
+def down(
+    context: typer.Context,
+    name: JobName,
+    forget: Annotated[bool, typer.Option("--forget", help="Delete its record too. Files and logs stay.")] = False,
+    as_json: AsJson = False,
+) -> None:
     """Stop a job: every process that was started for it, and nothing else."""
-    job = _service().stop(name, say=lambda text: err.print(Text(text, style="dim"), soft_wrap=True))
-    out.print(Text(f"{job.name}: {job.phase}; logs stay in {job.run.log_dir}"), soft_wrap=True)
+    control = control_of(context)
+    job = control.stop(name, lambda text: err.print(Text(text, style="dim"), soft_wrap=True))
+    if forget:
+        control.forget(name)
+    if as_json:
+        print_model(job)
+    else:
+        forgotten = ", and forgotten" if forget else ""
+        out.print(Text(f"{name}: {job.phase}{forgotten}; logs stay in {job.directory}/logs"), soft_wrap=True)
 
 
 @app.command()
 def audit(
+    context: typer.Context,
     name: JobName,
     requests: Annotated[
         int, typer.Option(min=1, help="At most so many of those that the router has kept; probes where it has none.")
@@ -151,49 +203,47 @@ def audit(
 ) -> None:
     """Replay finished requests without cache and compare. Exit code 0: they agree, 1: stale or corrupt KV, 3: nothing
     could be judged."""
-    try:
-        found = _service().audit(name, requests)
-    except AuditFailed as error:
-        _fail(str(error), code=NOT_AUDITED)
-    status = audit_status(found)
+    found = control_of(context).audit(name, requests)
     if as_json:
-        print_json(status.model_dump(mode="json"))
+        print_model(found)
     else:
-        show_audit(out, found, status.outcome)
-    if status.outcome != "agrees":
-        raise typer.Exit(1 if status.outcome == "disagrees" else NOT_AUDITED)
+        show_audit(out, found)
+    if found.outcome != "agrees":
+        raise typer.Exit(ExitCode.FAILED if found.outcome == "disagrees" else ExitCode.NOT_JUDGED)
 
 
 @app.command()
 def doctor(
+    context: typer.Context,
     python: Annotated[str | None, typer.Option(help="Interpreter of the engine stack; this one when left out.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Look at this machine: libraries, limits, ports, packages, CPU and GPUs, each finding with its mend."""
+    from orchestrator.observe.doctor import diagnose
+
+    told = context.find_object(Told)
+    if told is not None and told.server:
+        warn(f"this looks at this machine, not at that of {told.server}")
     found = diagnose(python or sys.executable, home_folder())
     if as_json:
         print_json([one.as_dict() for one in found])
     else:
         show_diagnosis(out, found)
     if any(one.verdict == "fail" for one in found):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 app.command()(cli_serve.serve)
 
 
-def _service() -> JobService:
-    return local_service(home_folder())
-
-
-def _log_line(source: str, line: str, *, prefix: bool) -> None:
-    sys.stdout.write(f"{source} | {line}\n" if prefix else f"{line}\n")
-    sys.stdout.flush()
-
-
-def _fail(text: str, code: int = 1) -> NoReturn:
-    err.print(Text(text, style="red"), soft_wrap=True)
-    sys.exit(code)
+def _job_if_any(control: ControlPlane, name: str) -> JobStatus | None:
+    """One whose record was deleted meanwhile is not missed."""
+    try:
+        return control.job(name)
+    except HeadraceError as error:
+        if exit_code_of(error) != ExitCode.UNKNOWN:
+            raise
+        return None
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -8,21 +8,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.api.replica_schemas import request_status
-from orchestrator.cli_show import print_json
-from orchestrator.compose import local_service
-from orchestrator.replica_service import ReplicaService
-from orchestrator.store.home import home_folder
-from orchestrator.store.keeping import ReplicaRequest
+from orchestrator.api.replica_schemas import RequestStatus
+from orchestrator.cli_common import AsJson, JobName, Process, Replica, control_of
+from orchestrator.cli_show import print_model
+from orchestrator.control.plane import ControlPlane
+from orchestrator.exit_codes import ExitCode
 
 out = Console()
 
-JobName = Annotated[str, typer.Argument(help="Name of the job.")]
-Process = Annotated[str, typer.Argument(help="Name of the process, as `headrace status` shows it.")]
-Replica = Annotated[str, typer.Argument(help="Name of the engine, as `headrace status` shows it.")]
 Force = Annotated[bool, typer.Option(help="Also where nobody could serve meanwhile, or an update is under way.")]
 Wait = Annotated[bool, typer.Option(help="Until it has ended; else answer once it is noted.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def add_commands(app: typer.Typer) -> None:
@@ -30,39 +25,51 @@ def add_commands(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def restart(name: JobName, process: Process, force: Force = False, wait: Wait = True, as_json: AsJson = False) -> None:
-    """Start a process again. An engine's requests run out first, and its sessions move. Exit code 1 where it is
-    refused, or does not come up."""
-    replicas = _replicas()
-    _show(replicas, name, replicas.restart(name, process, force=force), wait=wait, as_json=as_json)
+def restart(
+    context: typer.Context,
+    name: JobName,
+    process: Process,
+    force: Force = False,
+    wait: Wait = True,
+    as_json: AsJson = False,
+) -> None:
+    """Start a process again. An engine's requests run out first, and its sessions move. Exit code 1 where it does not
+    come up."""
+    control = control_of(context)
+    _show(control, name, control.restart(name, process, force=force), wait=wait, as_json=as_json)
 
 
-def drain(name: JobName, replica: Replica, force: Force = False, wait: Wait = True, as_json: AsJson = False) -> None:
+def drain(
+    context: typer.Context,
+    name: JobName,
+    replica: Replica,
+    force: Force = False,
+    wait: Wait = True,
+    as_json: AsJson = False,
+) -> None:
     """Send an engine no more requests: its sessions move, and it keeps its weights until it is undrained."""
-    replicas = _replicas()
-    _show(replicas, name, replicas.drain(name, replica, force=force), wait=wait, as_json=as_json)
+    control = control_of(context)
+    _show(control, name, control.drain(name, replica, force=force), wait=wait, as_json=as_json)
 
 
-def undrain(name: JobName, replica: Replica, wait: Wait = True, as_json: AsJson = False) -> None:
+def undrain(
+    context: typer.Context, name: JobName, replica: Replica, wait: Wait = True, as_json: AsJson = False
+) -> None:
     """Bring a drained engine to what the job serves, and send it requests again."""
-    replicas = _replicas()
-    _show(replicas, name, replicas.undrain(name, replica), wait=wait, as_json=as_json)
+    control = control_of(context)
+    _show(control, name, control.undrain(name, replica), wait=wait, as_json=as_json)
 
 
-def _replicas() -> ReplicaService:
-    return local_service(home_folder()).replicas
-
-
-def _show(replicas: ReplicaService, name: str, request: ReplicaRequest, *, wait: bool, as_json: bool) -> None:
+def _show(control: ControlPlane, name: str, request: RequestStatus, *, wait: bool, as_json: bool) -> None:
     if wait:
-        request = replicas.see_through(name, request.number)
+        request = control.request_seen_through(name, request.number)
     if as_json:
-        print_json(request_status(request).model_dump(mode="json"))
+        print_model(request)
     else:
         how = request.outcome or "asked"
         took = "" if request.ended_at is None else f" after {request.ended_at - request.asked_at:.1f} s"
         note = f": {request.note}" if request.note else ""
-        text = f"request {request.number}, {request.kind} {request.unit}: {how}{took}{note}"
+        text = f"request {request.number}, {request.kind} {request.process}: {how}{took}{note}"
         out.print(Text(text), soft_wrap=True)
     if wait and request.outcome != "done":
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)

@@ -10,18 +10,20 @@ import socket
 from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.compose import local_service
 from orchestrator.errors import HeadraceError
-from orchestrator.service import JobService
 from orchestrator.store.driver_lock import ControlPlaneLock
 from orchestrator.store.home import home_folder
+from orchestrator.store.listening import announced, listening_at
 from orchestrator.store.tokens import Role, TokensRefused, kept_token, read_roles
+
+if TYPE_CHECKING:
+    from orchestrator.service import JobService
 
 TOKEN_VARIABLES: dict[str, Role] = {
     "HEADRACE_API_TOKEN": "admin",
@@ -50,6 +52,8 @@ def serve(
     Callers send a bearer token: one of --tokens, the value of HEADRACE_API_TOKEN (an admin), HEADRACE_TRAINER_TOKEN or
     HEADRACE_VIEWER_TOKEN, or, where none of them is an admin's, that of the file api-token in the state folder.
     """
+    from orchestrator.compose import local_service
+
     home = home_folder()
     run_server(local_service(home), home, host, port, tokens)
 
@@ -75,7 +79,9 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
     from orchestrator.api.access import Access
     from orchestrator.api.server import build_app
 
-    app = build_app(service, Access(given, f"tokens are in {', '.join(where)}"))
+    listening = listening_at(host, port)
+    access = Access({**given, listening.token: "admin"}, f"tokens are in {', '.join(where)}")
+    app = build_app(service, access, announced(home, listening))
     given.clear()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     server = uvicorn.Server(uvicorn.Config(app, log_level="info", timeout_graceful_shutdown=LAST_REPLIES_S))

@@ -9,17 +9,18 @@ import time
 from collections.abc import Sequence
 from types import TracebackType
 
+from pydantic import BaseModel
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from deploy.unit import HttpProbe, ListenProbe, MetricProbe, Probe
+from orchestrator.api.audit_schemas import AuditStatus
 from orchestrator.api.schemas import JobStatus
 from orchestrator.observe.diagnoses import Diagnosis
 from orchestrator.plan.types import JobPlan
 from orchestrator.supervisor.interfaces import Progress, UnitProgress
-from orchestrator.weights.audit import Audited
 
 COLOURS = {
     "waiting": "dim",
@@ -157,18 +158,22 @@ def show_diagnosis(console: Console, diagnoses: Sequence[Diagnosis]) -> None:
             _say(console, Text(f"      mend: {one.mend}", style="dim"))
 
 
-def show_audit(console: Console, found: Sequence[Audited], outcome: str) -> None:
-    for each in found:
-        _say(console, str(each))
+def show_audit(console: Console, found: AuditStatus) -> None:
+    for each in found.audited:
+        _say(console, each.text)
         for key in each.keys:
             _say(console, f"  key {key}")
         if each.keys_unknown:
             _say(console, f"  its keys are not known: {each.keys_unknown}")
-    _say(console, outcome if found else "no request was kept, and there is no pool to probe")
+    _say(console, found.outcome if found.audited else "no request was kept, and there is no pool to probe")
 
 
 def print_json(value: object) -> None:
     sys.stdout.write(json.dumps(value, indent=2) + "\n")
+
+
+def print_model(model: BaseModel) -> None:
+    print_json(model.model_dump(mode="json"))
 
 
 def _say(console: Console, line: str | Text) -> None:

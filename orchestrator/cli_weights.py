@@ -8,28 +8,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from connectors.vllm_plugin.weights.settings import LoadMode
-from orchestrator.api.weight_schemas import UpdateStatus, WeightsStatus, update_list, update_status, weights_status
-from orchestrator.cli_show import print_json
-from orchestrator.compose import local_service
-from orchestrator.errors import UpdateRefused, UpdateUnknown
+from orchestrator.api.weight_schemas import PushBody, UpdateStatus, WeightsStatus
+from orchestrator.cli_common import AsJson, JobName, control_of
+from orchestrator.cli_show import print_model
+from orchestrator.errors import UpdateUnknown
+from orchestrator.exit_codes import ExitCode
 from orchestrator.spec.weights import InFlightMode, Strategy
-from orchestrator.store.home import home_folder
-from orchestrator.weight_service import PushOptions, WeightService
 
 app = typer.Typer(help="New weights for a running job.", no_args_is_help=True, pretty_exceptions_enable=False)
 out = Console()
 
-JobName = Annotated[str, typer.Argument(help="Name of the job.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
 
 @app.command()
 def push(
+    context: typer.Context,
     name: JobName,
     source: Annotated[
         Path, typer.Argument(help="Folder with a checkpoint, or a JSON file with the `source` that a publisher gave.")
@@ -44,18 +42,23 @@ def push(
     as_json: AsJson = False,
 ) -> None:
     """Bring new weights to all engines of a job. Exit code 1 where they were not committed."""
-    weights = _weights()
-    options = PushOptions(strategy=strategy, in_flight=in_flight, load_mode=load_mode)
-    record = weights.push(name, version, _read_source(source), options)
+    control = control_of(context)
+    options = {"strategy": strategy, "in_flight": in_flight, "load_mode": load_mode}
+    try:
+        body = PushBody.model_validate({"source": _read_source(source), "version": version, **options})
+    except ValidationError as error:
+        raise typer.BadParameter(f"{source}: {error.errors()[0]['msg']}") from error
+    update = control.push(name, body)
     if wait:
-        record = weights.see_through(name, record.number)
-    _print(update_status(record), as_json=as_json)
-    if wait and record.outcome != "committed":
-        raise typer.Exit(1)
+        update = control.update_seen_through(name, update.number)
+    _print(update, as_json=as_json)
+    if wait and update.outcome != "committed":
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command()
 def cancel(
+    context: typer.Context,
     name: JobName,
     number: Annotated[int | None, typer.Option(help="Number of the update; the newest when left out.")] = None,
     wait: Annotated[bool, typer.Option(help="Wait until it has ended, or return once it is noted.")] = True,
@@ -63,38 +66,36 @@ def cancel(
 ) -> None:
     """End an update: called off where no engine has begun to load, else the fleet goes back. Exit code 1 where it was
     committed before."""
-    weights = _weights()
+    control = control_of(context)
     if number is None:
-        newest = weights.newest(name)
+        newest = control.weights(name).last
         if newest is None:
             raise UpdateUnknown(f"job {name!r} has had no update")
         number = newest.number
-    record = weights.cancel(name, number)
+    update = control.cancel(name, number)
     if wait:
-        record = weights.see_through(name, record.number)
-    _print(update_status(record), as_json=as_json)
-    if record.outcome == "committed":
-        raise typer.Exit(1)
+        update = control.update_seen_through(name, update.number)
+    _print(update, as_json=as_json)
+    if update.outcome == "committed":
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command()
-def status(name: JobName, as_json: AsJson = False) -> None:
+def status(context: typer.Context, name: JobName, as_json: AsJson = False) -> None:
     """What a job serves, and what is under way."""
-    weights = _weights()
-    found = weights_status(weights.position(name), weights.newest(name))
+    found = control_of(context).weights(name)
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_model(found)
     else:
         _show(found)
 
 
 @app.command()
-def history(name: JobName, as_json: AsJson = False) -> None:
+def history(context: typer.Context, name: JobName, as_json: AsJson = False) -> None:
     """The updates of a job since it was started, and what else a person should know of its weights."""
-    weights = _weights()
-    found = update_list(weights.history(name), weights.remarks(name))
+    found = control_of(context).updates(name)
     if as_json:
-        print_json(found.model_dump(mode="json"))
+        print_model(found)
         return
     table = Table(box=None, pad_edge=False)
     for column in ("update", "version", "strategy", "asked", "took", "outcome", ""):
@@ -108,21 +109,16 @@ def history(name: JobName, as_json: AsJson = False) -> None:
         out.print(Text(f"{_clock(remark.at)}  {remark.text}"), soft_wrap=True)
 
 
-def _weights() -> WeightService:
-    return local_service(home_folder()).weights
-
-
 def _read_source(source: Path) -> dict[str, Any]:
-    """Raises `UpdateRefused`."""
     if source.is_dir():
         return {"transport": "path", "path": str(source.absolute())}
     try:
         found = json.loads(source.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         mend = "give a checkpoint's folder, or a file with a publication's `source`"
-        raise UpdateRefused(f"{source} is neither a folder nor a file with JSON ({error}); {mend}") from error
+        raise typer.BadParameter(f"{source} is neither a folder nor a file with JSON ({error}); {mend}") from error
     if not isinstance(found, dict):
-        raise UpdateRefused(f"{source} holds no JSON object; write a publication's `source` to it")
+        raise typer.BadParameter(f"{source} holds no JSON object; write a publication's `source` to it")
     return found
 
 
@@ -143,7 +139,7 @@ def _show(found: WeightsStatus) -> None:
 
 def _print(update: UpdateStatus, *, as_json: bool) -> None:
     if as_json:
-        print_json(update.model_dump(mode="json"))
+        print_model(update)
     else:
         out.print(Text(_line(update)), soft_wrap=True)
 

@@ -20,6 +20,8 @@
     ├── RequestUnknown          no request of this number was made, or about no such process
     ├── AuditFailed             an audit could not be made
     │   └── AuditRefused        the job does not serve: the user asks later
+    ├── NoAnswer                a control plane is silent: nobody knows what it has done of what was asked
+    ├── ProblemAnswered         a control plane has answered so
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
@@ -148,3 +150,15 @@ class AuditRefused(AuditFailed):
 
 class Unsupported(HeadraceError):
     """This version cannot do what was asked."""
+
+
+class NoAnswer(HeadraceError):
+    """A control plane does not answer."""
+
+
+class ProblemAnswered(HeadraceError):
+    """What a control plane refuses, or could not do, in its own words."""
+
+    def __init__(self, detail: str, status: int) -> None:
+        super().__init__(detail)
+        self.status = status

@@ -10,9 +10,8 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from connectors.pool_client import PoolUse
@@ -44,6 +43,7 @@ from orchestrator.supervisor.interfaces import (
     EngineQuestions,
     LetRequestsEnd,
     Opening,
+    Progress,
     ProgressSink,
     ReadinessProbe,
 )
@@ -55,7 +55,6 @@ from orchestrator.weights.audit import Audited, audit
 from orchestrator.weights.router_client import RouterTraffic
 
 EVENTS_SHOWN = 10
-VIEWS_AT_ONCE = 8
 RUNS_KEPT = 5
 PLANS_TRIED = 3
 SWEEP_GRACE_S = 2.0
@@ -90,6 +89,8 @@ class JobService:
     weights: WeightService
     replicas: ReplicaService
     driver_wait_s: float = DRIVER_WAIT_S
+    doing: dict[str, str] = field(default_factory=dict)
+    """What the starts that this service drives are at, by job."""
 
     def plan(self, spec: JobSpec) -> JobPlan:
         """The plan as it would be started now. Starts nothing.
@@ -168,16 +169,21 @@ class JobService:
             lock.release()
             raise
 
-    def drive(self, admission: Admission, progress: ProgressSink) -> StoredJob:
+    def drive(self, admission: Admission, show: ProgressSink) -> StoredJob:
         """Bring an admitted job up. When that fails, everything that was started is ended first.
 
         Raises:
             JobFailed: with the cause, the log and its last lines.
         """
         name, backend = admission.job.name, self.backend()
+
+        def noting(progress: Progress) -> None:
+            self.doing[name] = progress.now_doing
+            show(progress)
+
         try:
             self._prepare(backend, admission.job)
-            return self._supervisor(backend).bring_up(name, progress)
+            return self._supervisor(backend).bring_up(name, noting)
         except Overtaken:
             raise JobFailed(f"job {name!r} was stopped by another command while it was coming up") from None
         except (JobFailed, JobUnknown, DeployError, StateUnusable) as error:
@@ -189,6 +195,7 @@ class JobService:
             self._end(backend, admission, "stopped", "its start was interrupted")
             raise
         finally:
+            self.doing.pop(name, None)
             admission.lock.release()
 
     def _plan_to_start(self, spec: JobSpec) -> JobPlan:
@@ -257,21 +264,10 @@ class JobService:
             return replace(view, pool_use=f"the job is {view.phase}")
         return replace(view, pool_use=self.pool_use(pool))
 
-    def views(self) -> list[JobView]:
-        """Without the use of pools: many masters that do not answer would add up."""
-
-        def look(name: str) -> JobView | None:
-            # One whose record was deleted meanwhile is not missed.
-            with suppress(JobUnknown):
-                return replace(self._view(name), pool_use="it is asked for where one job is looked at")
-            return None
-
-        with ThreadPoolExecutor(VIEWS_AT_ONCE) as pool:
-            return [view for view in pool.map(look, self.store.names()) if view is not None]
-
     def _view(self, name: str) -> JobView:
         view = view_job(self.store, name, self.backend(), self.probe)
-        view = replace(view, events=tuple(self.store.events.newest(EVENTS_SHOWN, name)))
+        events = tuple(self.store.events.newest(EVENTS_SHOWN, name))
+        view = replace(view, events=events, now_doing=self.doing.get(name, ""))
         if view.phase in SERVING and (troubles := self.replicas.troubles(view)):
             view = replace(view, phase="degraded", reason="; ".join(filter(None, [view.reason, *troubles])))
         position = self.weights.position(name)

@@ -89,6 +89,10 @@ class WeightService:
         served = FIRST_VERSION if position is None else position.committed.version
         if push.version in (served, FIRST_VERSION):
             raise UpdateRefused(f"version {push.version!r} names other weights already: name new weights anew")
+        if push.in_flight == "readmit" and plan.weights.in_flight != "readmit":
+            mend = 'push with another, or start the job with weights.in_flight = "readmit"'
+            problem = f"the job was started with {plan.weights.in_flight!r}, so its router keeps no tokens of streams"
+            raise UpdateRefused(f'in_flight is "readmit": {problem}; {mend}')
         fleet = {engine.name: engine.role for engine in plan.engines}
         if push.strategy == "rolling" and (refusal := rolling_refusal(fleet, wipes_pool=plan.wipes_pool)):
             raise UpdateRefused(refusal)

@@ -39,6 +39,8 @@ class AuditedStatus(WireModel):
     skipped: str
     finding: str
     """Empty where there is nothing wrong."""
+    text: str
+    """All of the above in words."""
     keys: list[str]
     """In the pool, that hold blocks of the prompt."""
     keys_unknown: str
@@ -71,6 +73,7 @@ def _audited(found: Audited) -> AuditedStatus:
         judgement=None if judgement is None else JudgementStatus.model_validate(judgement, from_attributes=True),
         skipped=found.skipped,
         finding=STALE if found.outcome == "disagrees" else "",
+        text=str(found),
         keys=list(found.keys),
         keys_unknown=found.keys_unknown,
     )

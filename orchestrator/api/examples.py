@@ -77,6 +77,7 @@ JOB: Example = {
     "phase": "ready",
     "reason": "",
     "operation": "demo:1f3c9a2b:start",
+    "now_doing": "",
     "age_s": 75.2,
     "directory": "/home/me/.local/state/headrace/jobs/demo",
     "spec_hash": "6c1f0a5be9d2c7f4083d5a1e97b26d40c85e3fb1a792604dd8e1c35f7a0b9264",
@@ -238,6 +239,8 @@ AUDIT: Example = {
             },
             "skipped": "",
             "finding": "",
+            "text": "request chatcmpl-7f3a, epoch 3 (step-200), prefill-0 > decode-0, 64 cached of 96 prompt tokens: "
+            "agrees: off by 0.0002 at token 3 of 8, allowed 0.001, noise 0.0001",
             "keys": [],
             "keys_unknown": "",
         }

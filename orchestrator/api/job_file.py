@@ -9,7 +9,7 @@ from fastapi import Request
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.examples import JOB_FILE, JOB_FILE_TOML
-from orchestrator.api.problems import UnknownBodyType, UnreadableBody
+from orchestrator.api.problem_kinds import UnknownBodyType, UnreadableBody
 from orchestrator.errors import Complaint, SpecError
 from orchestrator.spec.job import JobSpec
 from orchestrator.spec.load import job_from_data, parse_job_text

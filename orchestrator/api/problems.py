@@ -1,11 +1,10 @@
-"""Errors as problem details (RFC 9457): their wire model, which error of ours is which problem, and the handlers that
-answer so. `server.py` hangs the handlers into the app; `guard.py` answers so as well."""
+"""Errors as problem details (RFC 9457): their wire model, and the handlers that answer so. `problem_kinds.py` says
+which error of ours is which problem; `server.py` hangs the handlers into the app; `guard.py` answers so as well."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
@@ -18,42 +17,13 @@ from starlette.responses import Response
 
 from orchestrator.api.examples import PROBLEM
 from orchestrator.api.mends import mend_of
+from orchestrator.api.problem_kinds import kind_of
 from orchestrator.api.wire import Note, WireModel
-from orchestrator.errors import (
-    AuditFailed,
-    AuditRefused,
-    CancelRefused,
-    Complaint,
-    HeadraceError,
-    JobDiffers,
-    JobExists,
-    JobUnknown,
-    OperationUnknown,
-    PlanRefused,
-    ProcessUnknown,
-    RequestRefused,
-    RequestUnknown,
-    SpecError,
-    StopRefused,
-    Unsupported,
-    UpdateFailed,
-    UpdateRefused,
-    UpdateUnended,
-    UpdateUnknown,
-)
-from orchestrator.store.jobs import PortsReserved, RecordUnreadable
+from orchestrator.errors import Complaint, HeadraceError
 
 MEDIA_TYPE = "application/problem+json"
 PLAIN_TYPE = "about:blank"
 """RFC 9457: the status says it all."""
-
-
-class UnreadableBody(SpecError):
-    """The body is no text, or no well-formed table: what stands in it was not looked at."""
-
-
-class UnknownBodyType(SpecError):
-    """The content type says neither JSON nor TOML."""
 
 
 class Problem(WireModel, json_schema_extra={"examples": [PROBLEM]}):
@@ -72,43 +42,6 @@ class Problem(WireModel, json_schema_extra={"examples": [PROBLEM]}):
     """Each thing that is wrong by its field, where fields are."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProblemKind:
-    error: type[HeadraceError]
-    status: int
-    title: str
-
-    @property
-    def type(self) -> str:
-        return f"urn:headrace:problem:{self.title.lower().replace(' ', '-')}"
-
-
-KINDS: tuple[ProblemKind, ...] = (
-    ProblemKind(error=UnknownBodyType, status=415, title="Unknown body type"),
-    ProblemKind(error=UnreadableBody, status=400, title="Unreadable body"),
-    ProblemKind(error=SpecError, status=422, title="Unusable job file"),
-    ProblemKind(error=PlanRefused, status=422, title="Job cannot run"),
-    ProblemKind(error=Unsupported, status=422, title="Unsupported"),
-    ProblemKind(error=JobUnknown, status=404, title="Unknown job"),
-    ProblemKind(error=ProcessUnknown, status=404, title="Unknown process"),
-    ProblemKind(error=UpdateUnknown, status=404, title="Unknown update"),
-    ProblemKind(error=JobDiffers, status=409, title="Job differs"),
-    ProblemKind(error=RequestUnknown, status=404, title="Unknown request"),
-    ProblemKind(error=OperationUnknown, status=404, title="Unknown operation"),
-    ProblemKind(error=StopRefused, status=409, title="Stop refused"),
-    ProblemKind(error=CancelRefused, status=409, title="Cancel refused"),
-    ProblemKind(error=JobExists, status=409, title="Job exists"),
-    ProblemKind(error=UpdateRefused, status=409, title="Update refused"),
-    ProblemKind(error=RequestRefused, status=409, title="Request refused"),
-    ProblemKind(error=PortsReserved, status=409, title="Ports reserved"),
-    ProblemKind(error=RecordUnreadable, status=409, title="Record unreadable"),
-    ProblemKind(error=UpdateFailed, status=500, title="Update failed"),
-    ProblemKind(error=AuditRefused, status=409, title="Audit refused"),
-    ProblemKind(error=AuditFailed, status=503, title="Audit failed"),
-    ProblemKind(error=UpdateUnended, status=504, title="Update unended"),
-    ProblemKind(error=HeadraceError, status=500, title="Failed"),
-)
-"""The first that fits counts."""
 INVALID_REQUEST = "urn:headrace:problem:invalid-request"
 
 
@@ -149,7 +82,7 @@ def add_handlers(app: FastAPI) -> None:
 
 async def _headrace_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HeadraceError)
-    kind = next(kind for kind in KINDS if isinstance(error, kind.error))
+    kind = kind_of(error)
     return problem_reply(
         request.scope["path"], kind.status, str(error), type=kind.type, title=kind.title, errors=error.complaints
     )

@@ -9,7 +9,8 @@ from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.examples import PLAN
 from orchestrator.api.job_file import IN_DOCUMENT, job_file
-from orchestrator.api.problems import UnknownBodyType, UnreadableBody, declared
+from orchestrator.api.problem_kinds import UnknownBodyType, UnreadableBody
+from orchestrator.api.problems import declared
 from orchestrator.api.schemas import Verdict, verdict
 from orchestrator.errors import SpecError
 from orchestrator.plan.shown import shown_plan

@@ -70,6 +70,8 @@ class JobStatus(WireModel, json_schema_extra={"examples": [JOB]}):
     reason: str
     operation: str
     """Id under /operations: of its stop once that was asked for, else of its start."""
+    now_doing: str = ""
+    """What a start awaits, in words; empty where it is driven by another process than the one that answers."""
     age_s: float
     directory: str
     spec_hash: str
@@ -114,11 +116,11 @@ class JobList(WireModel, json_schema_extra={"examples": [JOBS]}):
 
 
 def verdict(findings: Sequence[Finding]) -> Verdict:
-    errors = _notes(findings, "error")
-    return Verdict(is_usable=not errors, errors=errors, warnings=_notes(findings, "warning"))
+    errors = notes(findings, "error")
+    return Verdict(is_usable=not errors, errors=errors, warnings=notes(findings, "warning"))
 
 
-def _notes(findings: Sequence[Finding], severity: Severity) -> list[Note]:
+def notes(findings: Sequence[Finding], severity: Severity) -> list[Note]:
     return [Note(field=one.field, problem=one.problem, mend=one.mend) for one in findings if one.severity == severity]
 
 
@@ -140,6 +142,7 @@ def job_status(view: JobView) -> JobStatus:
         phase=view.phase,
         reason=view.reason,
         operation=str(newest_of_run(view.job)),
+        now_doing=view.now_doing,
         age_s=round(time.time() - view.job.created_at, 1),
         directory=str(view.job.directory),
         spec_hash=spec_hash(plan.spec),
@@ -164,7 +167,7 @@ def job_status(view: JobView) -> JobStatus:
         weights=None if view.serves is None else WeightsServed(version=view.serves.version, epoch=view.serves.epoch),
         pool=pool,
         prometheus_url=plan.prometheus_url,
-        warnings=_notes(plan.findings, "warning"),
+        warnings=notes(plan.findings, "warning"),
         events=[event_status(each) for each in view.events],
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from typing import Literal
 
 from fastapi import FastAPI
@@ -39,8 +39,11 @@ class Health(WireModel, json_schema_extra={"examples": [{"status": "ok"}]}):
     status: Literal["ok"]
 
 
-def build_app(service: JobService, access: Access | None) -> FastAPI:
-    """The app. All but /health and the page's files asks for a token; `access` None asks for nothing (tests only)."""
+def build_app(
+    service: JobService, access: Access | None, announced: AbstractContextManager[None] | None = None
+) -> FastAPI:
+    """The app. All but /health and the page's files asks for a token; `access` None asks for nothing (tests only).
+    `announced`: in which others of this machine find it."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -51,7 +54,8 @@ def build_app(service: JobService, access: Access | None) -> FastAPI:
         # Not waited for: a replay may take as long as a request, and leaves nothing that has to be cleared up.
         rounds = AuditRounds(service.store, audit_kept)
         threading.Thread(target=rounds.keep, args=(stopping,), name="audits", daemon=True).start()
-        yield
+        with announced or nullcontext():
+            yield
         stopping.set()
         await run_in_threadpool(supervising.join)
 

@@ -21,6 +21,10 @@ SCHEMA = "0005"
 BUSY_TIMEOUT_S = 10.0
 
 
+def database_file(home: Path) -> Path:
+    return home / "headrace.db"
+
+
 class Database:
     """Lends a connection to each transaction: callers may live in any thread or process.
 
@@ -33,7 +37,7 @@ class Database:
 
     def __init__(self, home: Path) -> None:
         self.home = home
-        self._path = home / "headrace.db"
+        self._path = database_file(home)
         self._idle: list[sqlite3.Connection] = []
         """Kept open: the last one that closes ends the write-ahead log, and that takes three writes to the disk."""
         weakref.finalize(self, _close_all, self._idle)

@@ -16,6 +16,8 @@ from orchestrator.errors import HeadraceError
 from orchestrator.store.home import StateUnusable
 
 RETRY_EVERY_S = 0.1
+LOOKS_PASS_S = 1.0
+"""Whoever asks whether a control plane runs has the lock for a moment."""
 
 
 class StateInUse(HeadraceError):
@@ -107,7 +109,7 @@ class ControlPlaneLock(FolderLock):
         Raises:
             StateInUse: another process has it.
         """
-        if not self.acquire():
+        if not self.acquire(wait_s=LOOKS_PASS_S):
             pid = self._path.read_text(encoding="ascii").strip() or "unknown"
             mend = "stop that one, or set HEADRACE_HOME to another folder"
             raise StateInUse(f"another control plane (pid {pid}) runs on {self._path.parent}; {mend}")

@@ -53,6 +53,8 @@ class JobView:
     """The weights that requests are answered with; None before the job has come up."""
     events: tuple[StoredEvent, ...] = ()
     """The newest few, in their order."""
+    now_doing: str = ""
+    """What a start that is driven from here awaits."""
     pool_use: PoolUse | str = ""
     """What the pool's master says; else why it was not asked, or did not answer."""
 

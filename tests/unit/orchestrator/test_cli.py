@@ -6,72 +6,15 @@ import json
 import shlex
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import main
+from orchestrator.exit_codes import MEANINGS
 from orchestrator.store.events import Event
 from tests.fakes.fake_launch import FakeFleet
-
-JOB = """
-name = "demo"
-[model]
-path = "{model}"
-[engine]
-block_size = 32
-[kv_offload]
-type = "mooncake"
-cpu.num_bytes = "64MiB"
-[roles.prefill]
-[roles.decode]
-kv_offload.cpu.num_bytes = 0
-[monitoring]
-enabled = false
-"""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    stdout: str
-    stderr: str
-
-
-class Cli:
-    """Runs the command: as a process where it must be one, else in this one, which is a second faster."""
-
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.folder = folder
-        self.home = folder / "home"
-        self.command = [sys.executable, "-m", "orchestrator.cli"]
-        self._monkeypatch = monkeypatch
-        self._capsys = capsys
-        monkeypatch.setenv("HEADRACE_HOME", str(self.home))
-        monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-        monkeypatch.delenv("HEADRACE_API_TOKEN", raising=False)
-        monkeypatch.chdir(folder)
-
-    def __call__(self, *arguments: str, code: int) -> Said:
-        """It must end with `code`, and where it fails it says why; errors go to stderr alone."""
-        self._capsys.readouterr()
-        self._monkeypatch.setattr(sys, "argv", ["headrace", *arguments])
-        with pytest.raises(SystemExit) as end:
-            main()
-        captured = self._capsys.readouterr()
-        assert end.value.code == code, captured
-        if code and not captured.out:
-            assert captured.err
-        return Said(stdout=captured.out, stderr=captured.err)
-
-    def job(self, text: str = JOB) -> str:
-        model = self.folder / "model"
-        model.mkdir()
-        (model / "config.json").write_text('{"model_type": "qwen3"}')
-        (self.folder / "job.toml").write_text(text.format(model=model))
-        return "job.toml"
+from tests.unit.orchestrator.cli_runs import JOB, Cli
 
 
 @pytest.fixture
@@ -103,20 +46,20 @@ def test_rendering_as_json_and_with_set(cli: Cli) -> None:
     assert plan["router"]["url"].endswith(":18999")
     argv = next(unit["argv"] for unit in plan["units"] if unit["name"] == "prefill-0")
     assert argv[argv.index("--block-size") + 1] == "64"
-    assert done.returncode == (1 if any(one["severity"] == "error" for one in plan["findings"]) else 0)
+    assert done.returncode == (2 if any(one["severity"] == "error" for one in plan["findings"]) else 0)
 
 
 def test_mistakes_in_a_job_file(cli: Cli) -> None:
-    unknown = cli("render", cli.job(JOB.replace("[engine]", "[engin]")), code=1)
+    unknown = cli("render", cli.job(JOB.replace("[engine]", "[engin]")), code=2)
     assert "engin" in unknown.stderr
     assert "engine" in unknown.stderr
     assert unknown.stdout == ""
-    assert "no-such.toml" in cli("render", "no-such.toml", code=1).stderr
-    assert "nonsense" in cli("render", "job.toml", "--set", "nonsense", code=1).stderr
+    assert "no-such.toml" in cli("render", "no-such.toml", code=2).stderr
+    assert "nonsense" in cli("render", "job.toml", "--set", "nonsense", code=2).stderr
 
 
 def test_what_keeps_a_plan_from_being_started_stands_at_its_end(cli: Cli) -> None:
-    too_much = cli("render", cli.job(), "--set", "kv_offload.cpu.num_bytes='1000TiB'", code=1)
+    too_much = cli("render", cli.job(), "--set", "kv_offload.cpu.num_bytes='1000TiB'", code=2)
     assert "kv_offload.cpu.num_bytes: " in too_much.stderr
     assert "# prefill-0 on " in too_much.stdout
 
@@ -130,7 +73,7 @@ def test_no_job_yet(cli: Cli) -> None:
     assert "no job is recorded" in cli("status", code=0).stdout
     assert cli("events", code=0).stdout == ""
     for command in ("status", "down", "logs", "events"):
-        assert "no job is called 'x'; recorded jobs: none" in cli(command, "x", code=1).stderr
+        assert "no job is called 'x'; recorded jobs: none" in cli(command, "x", code=5).stderr
 
 
 @pytest.fixture
@@ -148,7 +91,7 @@ def test_a_recorded_job(cli: Cli, stopped: FakeFleet) -> None:
     assert shown.startswith("demo  stopped  recorded ")
     assert f"files       {job.directory}" in shown.splitlines()
     assert json.loads(cli("status", "demo", "--json", code=0).stdout)["phase"] == "stopped"
-    assert f"demo: stopped; logs stay in {job.run.log_dir}" in cli("down", "demo", code=0).stdout
+    assert f"demo: stopped; logs stay in {job.run.log_dir.parent}" in cli("down", "demo", code=0).stdout
 
 
 def test_events(cli: Cli, stopped: FakeFleet) -> None:
@@ -178,7 +121,7 @@ def test_logs(cli: Cli, stopped: FakeFleet) -> None:
     every = cli("logs", "demo", code=0).stdout.splitlines()
     assert "router | last line" in every
     assert len(every) == 2 * len(stopped.plan().units)
-    unknown = cli("logs", "demo", "ruter", code=1).stderr
+    unknown = cli("logs", "demo", "ruter", code=5).stderr
     assert "no process 'ruter'; it has: mooncake-master," in unknown.replace("\n", " ")
 
 
@@ -190,8 +133,8 @@ def test_logs_of_a_job_that_never_started(cli: Cli) -> None:
 
 
 def test_an_audit_of_a_job_that_does_not_serve(cli: Cli, stopped: FakeFleet) -> None:
-    assert "is stopped" in cli("audit", "demo", code=3).stderr
-    assert "'nobody'" in cli("audit", "nobody", code=1).stderr
+    assert "is stopped" in cli("audit", "demo", code=4).stderr
+    assert "'nobody'" in cli("audit", "nobody", code=5).stderr
 
 
 def test_a_state_folder_that_cannot_be_used(cli: Cli) -> None:
@@ -207,8 +150,13 @@ def test_doctor_without_an_engine_stack(cli: Cli) -> None:
     assert "mend: make stack" in said
 
 
+def test_a_log_is_followed_until_the_job_has_ended(cli: Cli, stopped: FakeFleet) -> None:
+    assert cli("logs", "demo", "router", "-f", "-n", "1", code=0).stdout == "last line\n"
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_is_said_and_is_130(cli: Cli, stopped: FakeFleet, sent: signal.Signals) -> None:
+def test_an_interruption_is_said_and_is_130(cli: Cli, sent: signal.Signals) -> None:
+    FakeFleet(cli.home).running()
     # A shell's background job ignores Ctrl-C, and its children inherit that.
     command = ["env", "--default-signal=INT", *cli.command, "logs", "demo", "router", "--follow"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as following:
@@ -232,4 +180,45 @@ def test_a_reader_that_leaves_is_no_error(cli: Cli, stopped: FakeFleet) -> None:
 
 @pytest.mark.parametrize("command", ["restart", "drain", "undrain"])
 def test_a_replica_of_a_job_that_does_not_serve(cli: Cli, stopped: FakeFleet, command: str) -> None:
-    assert "job 'demo' is stopped" in cli(command, "demo", "decode-0", code=1).stderr
+    assert "job 'demo' is stopped" in cli(command, "demo", "decode-0", code=4).stderr
+
+
+def completed(cli: Cli, monkeypatch: pytest.MonkeyPatch, shell: str, *words: str) -> list[str]:
+    monkeypatch.setenv("_HEADRACE_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("COMP_WORDS", " ".join(("headrace", *words)))
+    monkeypatch.setenv("COMP_CWORD", str(len(words)))
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", " ".join(("headrace", *words)))
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    said = cli(code=0).stdout
+    return said.split()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_jobs_and_their_processes(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, stopped: FakeFleet, shell: str
+) -> None:
+    units = stopped.store.get("demo").unit_names
+    for words, expected in {
+        ("down", "d"): ["demo"],
+        ("weights", "push", "de"): ["demo"],
+        ("logs", "demo", "r"): [name for name in units if name.startswith("r")],
+        ("restart", "demo", "m"): ["mooncake-master"],
+        ("drain", "demo", "p"): ["prefill-0"],
+    }.items():
+        said = " ".join(completed(cli, monkeypatch, shell, *words))
+        assert all(name in said for name in expected), (words, said)
+        assert "decode-0" not in said
+    assert "demo" not in completed(cli, monkeypatch, shell, "--server", "http://127.0.0.1:1", "down", "d")
+
+
+def test_a_completion_makes_no_state_folder(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert completed(cli, monkeypatch, "bash", "down", "d") == []
+    assert not cli.home.exists()
+
+
+def test_exit_codes_are_told_by_the_help_and_the_readme(cli: Cli) -> None:
+    said = " ".join(cli("--help", code=0).stdout.split())
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    for code, meaning in MEANINGS.items():
+        assert f"{code.value}: {meaning}" in said
+        assert f"| {code.value} | {meaning} |" in readme

@@ -36,7 +36,7 @@ def test_up_look_down(fleet: FakeFleet) -> None:
     service = fleet.service()
     assert job.phase == "ready"
     assert fleet.machine.prepared == [job.run_id]
-    assert [view.phase for view in service.views()] == ["ready"]
+    assert [glance.phase for glance in service.glances()] == ["ready"]
     assert not service.is_driven("demo")
     assert service.stop("demo").phase == "stopped"
     assert service.view("demo").phase == "stopped"

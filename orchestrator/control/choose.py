@@ -1,0 +1,56 @@
+"""Which control plane a command speaks to: the one that it is told; else the `headrace serve` of the state folder;
+where none runs, the state folder itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from orchestrator.control.plane import ControlPlane
+from orchestrator.store.driver_lock import ControlPlaneLock
+from orchestrator.store.listening import announced_in
+
+TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
+ANSWERS_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """By options and the environment."""
+
+    server: str | None
+    token_file: Path | None
+
+
+def control_plane(home: Path, told: Told, warn: Callable[[str], None]) -> ControlPlane:
+    """Neither of the two is loaded before it is needed: most of a quick command's time goes into that."""
+    # Taken out: a job that is started from here must not inherit it.
+    token = os.environ.pop(TOKEN_VARIABLE, "")
+    if told.server:
+        from orchestrator.control.over_http import HttpControlPlane
+
+        given = told.token_file.read_text(encoding="utf-8").strip() if told.token_file else token
+        return HttpControlPlane(told.server, given, is_local=False)
+    return _found(home, warn) or _local(home)
+
+
+def _found(home: Path, warn: Callable[[str], None]) -> ControlPlane | None:
+    listening = announced_in(home)
+    if listening is None or not ControlPlaneLock(home).held_by_anyone():
+        return None
+    from orchestrator.control.over_http import HttpControlPlane
+
+    found = HttpControlPlane(listening.url, listening.token, is_local=True)
+    if found.answers(ANSWERS_WITHIN_S):
+        return found
+    warn(f"the `headrace serve` at {listening.url} does not answer; this works on {home} without it")
+    return None
+
+
+def _local(home: Path) -> ControlPlane:
+    from orchestrator.compose import local_service
+    from orchestrator.control.local import LocalControlPlane
+
+    return LocalControlPlane(local_service(home))

@@ -1,0 +1,276 @@
+"""Asks a `headrace serve`. A problem that it answers is raised with its text and status."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import httpx
+from pydantic import ValidationError
+
+from orchestrator.api.audit_schemas import AuditBody, AuditStatus
+from orchestrator.api.event_schemas import EventList, EventStatus
+from orchestrator.api.replica_schemas import LeaveBody, RequestStatus
+from orchestrator.api.schemas import JobList, JobStatus
+from orchestrator.api.weight_schemas import PushBody, UpdateList, UpdateStatus, WeightsStatus
+from orchestrator.api.wire import Note, WireModel
+from orchestrator.control.plane import LOOK_EVERY_S, LogLine, see_start_through
+from orchestrator.errors import HeadraceError, NoAnswer, ProblemAnswered
+from orchestrator.plan.types import JobPlan, plan_from_json
+from orchestrator.spec.difference import asked_for
+from orchestrator.spec.job import JobSpec
+from orchestrator.store.jobs import ENDED, SERVING, Phase
+from orchestrator.supervisor.interfaces import ProgressSink
+
+CONNECTS_WITHIN_S = 10.0
+ANSWERS_WITHIN_S = 60.0
+SOON = httpx.Timeout(ANSWERS_WITHIN_S, connect=CONNECTS_WITHIN_S)
+"""Also between two parts of a stream of events, which has a ping every 15 s."""
+ONCE_DONE = httpx.Timeout(None, connect=CONNECTS_WITHIN_S)
+"""For what is answered when it has been done."""
+
+Answer = TypeVar("Answer", bound=WireModel)
+
+
+class HttpControlPlane:
+    """`is_local`: a server of this machine, that no proxy stands before."""
+
+    def __init__(self, url: str, token: str, *, is_local: bool) -> None:
+        self._url = url.rstrip("/")
+        with self._answering():
+            self._client = httpx.Client(
+                base_url=self._url,
+                headers={b"authorization": f"Bearer {token}".encode()} if token else {},
+                limits=httpx.Limits(max_connections=None),
+                trust_env=not is_local,
+                # Reading the certificates of the machine takes as long as a command.
+                verify=self._url.startswith("https"),
+            )
+        weakref.finalize(self, self._client.close)
+
+    def answers(self, within_s: float) -> bool:
+        with suppress(HeadraceError):
+            return self._ask("GET", "/health", timeout=httpx.Timeout(within_s)).is_success
+        return False
+
+    def plan(self, spec: JobSpec) -> JobPlan:
+        text = self._ask("POST", "/render", timeout=ONCE_DONE, json=_body(spec)).text
+        try:
+            return plan_from_json(text)
+        except ValidationError as error:
+            raise self._other_version(error) from error
+
+    def start(self, spec: JobSpec, *, warn: Callable[[Sequence[Note]], None], progress: ProgressSink) -> JobStatus:
+        is_new = self._phase(spec.name) in (None, *ENDED)
+        try:
+            job = self._get(JobStatus, "/jobs", method="POST", timeout=ONCE_DONE, json=_body(spec))
+            if is_new:
+                warn(job.warnings)
+            return see_start_through(partial(self.job, spec.name), progress)
+        except KeyboardInterrupt:
+            if is_new:
+                with suppress(ProblemAnswered):
+                    self._stop(spec.name)
+            raise
+
+    def stop(self, name: str, say: Callable[[str], None]) -> JobStatus:
+        say(f"{self._url} stops {name}")
+        return self._stop(name)
+
+    def _stop(self, name: str) -> JobStatus:
+        return self._get(JobStatus, _path(name), method="DELETE", timeout=ONCE_DONE)
+
+    def forget(self, name: str) -> None:
+        self._ask("DELETE", _path(name, "record"), timeout=ONCE_DONE)
+
+    def names(self) -> list[str]:
+        return [job.name for job in self._jobs().jobs]
+
+    def job(self, name: str) -> JobStatus:
+        return self._get(JobStatus, _path(name))
+
+    def logs(self, name: str, process: str | None, lines: int, *, following: bool) -> Iterator[LogLine]:
+        processes = [process] if process else [unit.name for unit in self.job(name).units]
+        if following and len(processes) > 1:
+            yield from _merged([partial(self._log, name, each, lines, following=True) for each in processes])
+            return
+        for each in processes:
+            yield from self._log(name, each, lines, following=following)
+
+    def _log(self, name: str, process: str, lines: int, *, following: bool) -> Iterator[LogLine]:
+        # A process may be silent for as long as it likes.
+        timeout = ONCE_DONE if following else SOON
+        with self._stream(_path(name, "logs", process), timeout, tail=lines, follow=following) as found:
+            for line in found:
+                yield LogLine(process, line)
+
+    def events(self, name: str | None, since: int | None, limit: int) -> EventList:
+        return self._get(EventList, _events_path(name), params=_given(since=since, limit=limit))
+
+    def new_events(self, name: str | None, since: int | None) -> Iterator[EventStatus]:
+        with self._stream(_events_path(name) + "/stream", SOON, **_given(since=since)) as lines:
+            for line in lines:
+                field, _, value = line.partition(":")
+                if field == "data":
+                    yield self._read(EventStatus, value)
+
+    def audit(self, name: str, requests: int) -> AuditStatus:
+        body = AuditBody(requests=requests).model_dump()
+        return self._get(AuditStatus, _path(name, "audit"), method="POST", timeout=ONCE_DONE, json=body)
+
+    def restart(self, name: str, process: str, *, force: bool) -> RequestStatus:
+        return self._post_leave(_path(name, "processes", process, "restart"), force)
+
+    def drain(self, name: str, replica: str, *, force: bool) -> RequestStatus:
+        return self._post_leave(_path(name, "replicas", replica, "drain"), force)
+
+    def undrain(self, name: str, replica: str) -> RequestStatus:
+        return self._get(RequestStatus, _path(name, "replicas", replica, "undrain"), method="POST")
+
+    def _post_leave(self, path: str, force: bool) -> RequestStatus:
+        return self._get(RequestStatus, path, method="POST", json=LeaveBody(force=force).model_dump())
+
+    def request_seen_through(self, name: str, number: int) -> RequestStatus:
+        while (request := self._get(RequestStatus, _path(name, "requests", number))).outcome is None:
+            if self._phase(name) not in SERVING:
+                break
+            time.sleep(LOOK_EVERY_S)
+        return request
+
+    def push(self, name: str, body: PushBody) -> UpdateStatus:
+        return self._get(UpdateStatus, _path(name, "weights"), method="POST", json=body.model_dump(mode="json"))
+
+    def cancel(self, name: str, number: int) -> UpdateStatus:
+        return self._get(UpdateStatus, _path(name, "weights", "updates", number), method="DELETE")
+
+    def update_seen_through(self, name: str, number: int) -> UpdateStatus:
+        while (update := self._get(UpdateStatus, _path(name, "weights", "updates", number))).outcome is None:
+            if self._phase(name) not in SERVING:
+                break
+            time.sleep(LOOK_EVERY_S)
+        return update
+
+    def weights(self, name: str) -> WeightsStatus:
+        return self._get(WeightsStatus, _path(name, "weights"))
+
+    def updates(self, name: str) -> UpdateList:
+        return self._get(UpdateList, _path(name, "weights", "updates"))
+
+    def _jobs(self) -> JobList:
+        return self._get(JobList, "/jobs")
+
+    def _phase(self, name: str) -> Phase | None:
+        """None where no such job is recorded."""
+        return next((job.phase for job in self._jobs().jobs if job.name == name), None)
+
+    def _get(self, model: type[Answer], path: str, *, method: str = "GET", **options: Any) -> Answer:
+        return self._read(model, self._ask(method, path, **options).content)
+
+    def _ask(self, method: str, path: str, *, timeout: httpx.Timeout = SOON, **options: Any) -> httpx.Response:
+        with self._answering():
+            reply = self._client.request(method, path, timeout=timeout, **options)
+        self._refuse_problem(reply)
+        return reply
+
+    @contextmanager
+    def _stream(self, path: str, timeout: httpx.Timeout, **parameters: Any) -> Iterator[Iterator[str]]:
+        """The lines of an answer as they come."""
+        with self._answering(), self._client.stream("GET", path, params=parameters, timeout=timeout) as reply:
+            if reply.is_error:
+                reply.read()
+            self._refuse_problem(reply)
+            yield _lines(reply.iter_text())
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.TransportError, httpx.InvalidURL) as error:
+            why = str(error) or type(error).__name__
+            mend = "see that `headrace serve` runs there. What it was asked for before goes on"
+            raise NoAnswer(f"the control plane at {self._url} gives no answer ({why}); {mend}") from error
+
+    def _refuse_problem(self, reply: httpx.Response) -> None:
+        if reply.is_success:
+            return
+        try:
+            detail = str(reply.json()["detail"])
+        except (ValueError, KeyError, TypeError):
+            detail = f"{self._url} answers {reply.status_code} to {reply.request.url.path}; is it a `headrace serve`?"
+        if reply.status_code == httpx.codes.UNAUTHORIZED:
+            detail = f"{self._url} does not know the token; set HEADRACE_API_TOKEN, or give --token-file"
+        raise ProblemAnswered(detail, reply.status_code)
+
+    def _read(self, model: type[Answer], text: str | bytes) -> Answer:
+        try:
+            return model.model_validate_json(text)
+        except ValidationError as error:
+            raise self._other_version(error) from error
+
+    def _other_version(self, error: ValidationError) -> HeadraceError:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        mend = "use the `headrace` of its installation"
+        return HeadraceError(f"{self._url} answers as another version of Headrace ({field}: {first['msg']}); {mend}")
+
+
+def _body(spec: JobSpec) -> dict[str, Any]:
+    """A folder is named as it is found from here: the server counts from a folder of its own."""
+    table = asked_for(spec)
+    folder = Path(spec.model.path).expanduser()
+    if folder.is_dir():
+        table["model"]["path"] = str(folder.absolute())
+    return table
+
+
+def _path(name: str, *parts: str | int) -> str:
+    return "/".join(["/jobs", *(quote(str(part), safe="") for part in (name, *parts))])
+
+
+def _events_path(name: str | None) -> str:
+    return "/events" if name is None else _path(name, "events")
+
+
+def _given(**parameters: int | None) -> dict[str, int]:
+    return {name: value for name, value in parameters.items() if value is not None}
+
+
+def _lines(chunks: Iterator[str]) -> Iterator[str]:
+    """Only a line feed ends one: logs may hold what else Unicode ends lines with."""
+    rest = ""
+    for chunk in chunks:
+        *complete, rest = (rest + chunk).split("\n")
+        yield from (line.removesuffix("\r") for line in complete)
+
+
+def _merged(sources: Sequence[Callable[[], Iterator[LogLine]]]) -> Iterator[LogLine]:
+    """Of all sources as they come, until all have ended or one fails."""
+    found: queue.SimpleQueue[LogLine | HeadraceError | None] = queue.SimpleQueue()
+
+    def read(source: Callable[[], Iterator[LogLine]]) -> None:
+        try:
+            for line in source():
+                found.put(line)
+            found.put(None)
+        except HeadraceError as error:
+            found.put(error)
+
+    for source in sources:
+        threading.Thread(target=read, args=(source,), daemon=True).start()
+    left = len(sources)
+    while left:
+        match found.get():
+            case None:
+                left -= 1
+            case HeadraceError() as error:
+                raise error
+            case line:
+                yield line

@@ -1,0 +1,221 @@
+"""The two control planes that a command may speak to, and which of them it is."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.api.access import Access
+from orchestrator.api.server import build_app
+from orchestrator.api.weight_schemas import PushBody
+from orchestrator.control.choose import Told, control_plane
+from orchestrator.control.local import LocalControlPlane
+from orchestrator.control.over_http import HttpControlPlane
+from orchestrator.control.plane import ControlPlane
+from orchestrator.errors import HeadraceError, JobFailed, NoAnswer, ProblemAnswered
+from orchestrator.exit_codes import ExitCode, exit_code_of
+from orchestrator.store.driver_lock import ControlPlaneLock
+from orchestrator.store.events import Event
+from orchestrator.store.listening import Listening, announced, announced_in
+from orchestrator.supervisor.interfaces import Progress
+from tests.fakes.fake_launch import FakeFleet
+from tests.fakes.stub_job import free_ports
+
+TOKEN = "the-token"
+NOBODY_TOLD = Told(server=None, token_file=None)
+
+
+@pytest.fixture
+def fleet(tmp_path: Path) -> FakeFleet:
+    return FakeFleet(tmp_path)
+
+
+@pytest.fixture(params=["local", "http"])
+def control(request: pytest.FixtureRequest, fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> ControlPlane:
+    if request.param == "local":
+        return LocalControlPlane(fleet.service())
+    return over_http(fleet, serve)
+
+
+def over_http(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> HttpControlPlane:
+    url = str(serve(build_app(fleet.service(), Access({TOKEN: "admin"}))).base_url)
+    return HttpControlPlane(url, TOKEN, is_local=True)
+
+
+def test_a_start_that_fails_says_its_cause(fleet: FakeFleet, control: ControlPlane) -> None:
+    fleet.machine.log_text = "RuntimeError: no room for the cache\n"
+    fleet.machine.on_start = lambda name: fleet.machine.kill(name, exit_code=3) if name == "prefill-0" else None
+    with pytest.raises(JobFailed) as failure:
+        control.start(fleet.spec(), warn=lambda _notes: None, progress=lambda progress: None)
+    assert "prefill-0 ended with exit code 3" in str(failure.value)
+    assert "no room for the cache" in str(failure.value)
+    assert exit_code_of(failure.value) == ExitCode.FAILED
+    assert control.job("demo").phase == "failed"
+    assert not fleet.machine.living
+
+
+def test_an_interrupted_start_is_ended(fleet: FakeFleet, control: ControlPlane) -> None:
+    fleet.probe.never_ready.add("decode-0")
+    shown: list[Progress] = []
+
+    def interrupt_later(progress: Progress) -> None:
+        shown.append(progress)
+        if "waiting for decode-0" in progress.now_doing:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        control.start(fleet.spec(), warn=lambda _notes: None, progress=interrupt_later)
+    assert {unit.name: unit.state for unit in shown[-1].units}["decode-0"] == "starting"
+    assert control.job("demo").phase == "stopped"
+    assert not fleet.machine.living
+
+
+def test_somebody_elses_start_is_not_ended_by_an_interruption(
+    fleet: FakeFleet, serve: Callable[[Any], httpx.Client]
+) -> None:
+    fleet.probe.never_ready.add("decode-0")
+    control = over_http(fleet, serve)
+    service, going_on = fleet.service(), threading.Event()
+    admission = service.admit(fleet.spec())
+    driving = threading.Thread(target=service.drive, args=(admission, lambda progress: going_on.set()))
+    driving.start()
+    assert going_on.wait(30)
+
+    def interrupt(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        control.start(fleet.spec(), warn=lambda _notes: None, progress=interrupt)
+    assert control.job("demo").phase == "starting"
+    fleet.probe.never_ready.clear()
+    driving.join(30)
+    assert control.job("demo").phase == "ready"
+
+
+def test_logs_are_followed_until_the_job_ends(fleet: FakeFleet, control: ControlPlane) -> None:
+    job = fleet.running()
+    found = control.logs("demo", "router", 1, following=True)
+    assert next(found).line == "last line"
+    with (job.run.log_dir / "router.log").open("a") as log:
+        log.write("a\u2028b\x0cc\n")
+    # Only a line feed ends a line.
+    assert next(found) == ("router", "a\u2028b\x0cc")
+    fleet.service().stop("demo")
+    assert list(found) == []
+    every = list(control.logs("demo", None, 1, following=True))
+    assert sorted(each.process for each in every) == sorted(job.unit_names)
+
+
+def test_events_are_followed(fleet: FakeFleet, control: ControlPlane) -> None:
+    fleet.running()
+    found = control.new_events("demo", control.events("demo", None, 1).next)
+    fleet.store.events.note("demo", Event(kind="remark", text="new"))
+    assert next(found).text == "new"
+
+
+def test_readmission_takes_a_router_that_keeps_tokens(fleet: FakeFleet, control: ControlPlane) -> None:
+    fleet.record(fleet.plan(weights={"in_flight": "wait"}))
+    fleet.bring_up()
+    push = PushBody(source={"transport": "path", "path": "/checkpoints/1"}, version="v1", in_flight="readmit")
+    says = "in_flight is .readmit.: the job was started with 'wait'.*or start the job with weights.in_flight"
+    with pytest.raises(HeadraceError, match=says) as refusal:
+        control.push("demo", push)
+    assert exit_code_of(refusal.value) == ExitCode.REFUSED
+    assert control.updates("demo").updates == []
+
+
+def test_a_silent_control_plane(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    control = HttpControlPlane(f"http://127.0.0.1:{port}", TOKEN, is_local=True)
+    with pytest.raises(NoAnswer, match=f"127.0.0.1:{port} gives no answer.*see that `headrace serve` runs") as silence:
+        control.names()
+    assert exit_code_of(silence.value) == ExitCode.NO_ANSWER
+    with pytest.raises(NoAnswer):
+        HttpControlPlane("no-url", TOKEN, is_local=True).names()
+
+
+def test_a_wrong_token(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> None:
+    url = str(serve(build_app(fleet.service(), Access({TOKEN: "viewer", "other": "admin"}))).base_url)
+    with pytest.raises(ProblemAnswered, match="HEADRACE_API_TOKEN") as refusal:
+        HttpControlPlane(url, "wrong", is_local=True).names()
+    assert exit_code_of(refusal.value) == ExitCode.REFUSED
+    with pytest.raises(ProblemAnswered, match="takes a token with the role admin, and yours is viewer"):
+        HttpControlPlane(url, TOKEN, is_local=True).stop("demo", lambda text: None)
+
+
+def test_what_is_no_control_plane_is_said_to_be_none(serve: Callable[[Any], httpx.Client]) -> None:
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        status = 200 if scope["path"] == "/jobs" else 404
+        await send({"type": "http.response.start", "status": status, "headers": []})
+        await send({"type": "http.response.body", "body": b"{}"})
+
+    control = HttpControlPlane(str(serve(other).base_url), "", is_local=True)
+    with pytest.raises(ProblemAnswered, match="answers 404 to /events; is it a `headrace serve`"):
+        control.events(None, None, 1)
+    with pytest.raises(HeadraceError, match="another version of Headrace .jobs: Field required"):
+        control.names()
+
+
+@pytest.fixture
+def warnings() -> list[str]:
+    return []
+
+
+def chosen(home: Path, warnings: list[str]) -> type[object]:
+    return type(control_plane(home, NOBODY_TOLD, warnings.append))
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[Path]:
+    lock = ControlPlaneLock(tmp_path)
+    lock.take()
+    yield tmp_path
+    lock.release()
+
+
+def test_without_a_server_the_state_folder_answers(tmp_path: Path, warnings: list[str]) -> None:
+    assert chosen(tmp_path, warnings) is LocalControlPlane
+
+
+def test_a_server_that_was_killed_is_passed_over(tmp_path: Path, warnings: list[str]) -> None:
+    """It left its file behind, and its lock is free."""
+    (tmp_path / "control-plane.json").write_text(json.dumps({"url": "http://127.0.0.1:1", "token": "old"}))
+    assert chosen(tmp_path, warnings) is LocalControlPlane
+    assert warnings == []
+
+
+def test_a_server_that_hangs_is_passed_over_and_named(held: Path, warnings: list[str]) -> None:
+    (port,) = free_ports(1)
+    with announced(held, Listening(url=f"http://127.0.0.1:{port}", token=TOKEN)):
+        assert chosen(held, warnings) is LocalControlPlane
+    assert [f"127.0.0.1:{port}" in text and str(held) in text for text in warnings] == [True]
+
+
+def test_a_server_on_the_state_folder_is_found(
+    held: Path, fleet: FakeFleet, serve: Callable[[Any], httpx.Client], warnings: list[str]
+) -> None:
+    url = str(serve(build_app(fleet.service(), Access({TOKEN: "admin"}))).base_url)
+    with announced(held, Listening(url=url, token=TOKEN)):
+        assert chosen(held, warnings) is HttpControlPlane
+        assert control_plane(held, NOBODY_TOLD, warnings.append).names() == []
+    assert announced_in(held) is None
+    assert chosen(held, warnings) is LocalControlPlane
+    assert warnings == []
+
+
+def test_a_server_that_is_told_is_asked_with_the_token_that_is_told(
+    fleet: FakeFleet, serve: Callable[[Any], httpx.Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = str(serve(build_app(fleet.service(), Access({TOKEN: "admin"}))).base_url)
+    file = tmp_path / "token"
+    file.write_text(f"{TOKEN}\n")
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("HEADRACE_API_TOKEN", TOKEN)
+    for told in (Told(server=url, token_file=None), Told(server=url, token_file=file)):
+        assert control_plane(tmp_path, told, pytest.fail).names() == []
