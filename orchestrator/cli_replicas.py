@@ -1,4 +1,4 @@
-"""`headrace restart`, `drain` and `undrain`: single processes of a running job."""
+"""`headrace restart`, `drain`, `undrain`: single processes of a running job; `headrace scale`: how many there are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from orchestrator.api.replica_schemas import RequestStatus
+from connectors.types import Role
+from orchestrator.api.replica_schemas import MAX_REPLICAS, RequestStatus
 from orchestrator.cli_common import AsJson, JobName, Process, Replica, control_of
 from orchestrator.cli_show import print_model
 from orchestrator.control.plane import ControlPlane
@@ -21,7 +22,7 @@ Wait = Annotated[bool, typer.Option(help="Until it has ended; else answer once i
 
 
 def add_commands(app: typer.Typer) -> None:
-    for command in (restart, drain, undrain):
+    for command in (restart, drain, undrain, scale):
         app.command()(command)
 
 
@@ -60,6 +61,21 @@ def undrain(
     _show(control, name, control.undrain(name, replica), wait=wait, as_json=as_json)
 
 
+def scale(
+    context: typer.Context,
+    name: JobName,
+    role: Annotated[Role, typer.Argument(help="Whose engines.")],
+    replicas: Annotated[int, typer.Argument(min=1, max=MAX_REPLICAS, help="How many there are to be.")],
+    force: Annotated[bool, typer.Option(help="Also where nobody could serve meanwhile.")] = False,
+    wait: Wait = True,
+    as_json: AsJson = False,
+) -> None:
+    """Give a role another number of engines. New ones get requests once they have what the job serves; of those that
+    are too many, the last leave: their requests run out first, and their sessions move."""
+    control = control_of(context)
+    _show(control, name, control.scale(name, role, replicas, force=force), wait=wait, as_json=as_json)
+
+
 def _show(control: ControlPlane, name: str, request: RequestStatus, *, wait: bool, as_json: bool) -> None:
     if wait:
         request = control.request_seen_through(name, request.number)
@@ -69,7 +85,8 @@ def _show(control: ControlPlane, name: str, request: RequestStatus, *, wait: boo
         how = request.outcome or "asked"
         took = "" if request.ended_at is None else f" after {request.ended_at - request.asked_at:.1f} s"
         note = f": {request.note}" if request.note else ""
-        text = f"request {request.number}, {request.kind} {request.process}: {how}{took}{note}"
+        number = f" to {request.replicas}" if request.replicas else ""
+        text = f"request {request.number}, {request.kind} {request.process}{number}: {how}{took}{note}"
         out.print(Text(text), soft_wrap=True)
     if wait and request.outcome != "done":
         raise typer.Exit(ExitCode.FAILED)

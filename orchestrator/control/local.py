@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from connectors.types import Role
 from deploy.logs import follow, pause, tail
 from orchestrator.api.audit_schemas import AuditStatus, audit_status
 from orchestrator.api.event_schemas import EventList, EventStatus, event_list, event_status
@@ -110,6 +111,9 @@ class LocalControlPlane:
 
     def undrain(self, name: str, replica: str) -> RequestStatus:
         return request_status(self.service.replicas.undrain(name, replica))
+
+    def scale(self, name: str, role: Role, replicas: int, *, force: bool) -> RequestStatus:
+        return request_status(self.service.replicas.scale(name, role, replicas, force=force))
 
     def request_seen_through(self, name: str, number: int) -> RequestStatus:
         return request_status(self.service.replicas.see_through(name, number))

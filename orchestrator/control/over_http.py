@@ -16,9 +16,10 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
+from connectors.types import Role
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus
 from orchestrator.api.event_schemas import EventList, EventStatus
-from orchestrator.api.replica_schemas import LeaveBody, RequestStatus
+from orchestrator.api.replica_schemas import LeaveBody, RequestStatus, ScaleBody
 from orchestrator.api.schemas import JobList, JobStatus
 from orchestrator.api.weight_schemas import PushBody, UpdateList, UpdateStatus, WeightsStatus
 from orchestrator.api.wire import Note, WireModel
@@ -134,6 +135,10 @@ class HttpControlPlane:
 
     def undrain(self, name: str, replica: str) -> RequestStatus:
         return self._get(RequestStatus, _path(name, "replicas", replica, "undrain"), method="POST")
+
+    def scale(self, name: str, role: Role, replicas: int, *, force: bool) -> RequestStatus:
+        body = ScaleBody(replicas=replicas, force=force).model_dump()
+        return self._get(RequestStatus, _path(name, "roles", role, "scale"), method="POST", json=body)
 
     def _post_leave(self, path: str, force: bool) -> RequestStatus:
         return self._get(RequestStatus, path, method="POST", json=LeaveBody(force=force).model_dump())

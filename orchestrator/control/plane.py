@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from connectors.types import Role
 from orchestrator.api.audit_schemas import AuditStatus
 from orchestrator.api.event_schemas import EventList, EventStatus
 from orchestrator.api.replica_schemas import RequestStatus
@@ -71,6 +72,8 @@ class ControlPlane(Protocol):
     def drain(self, name: str, replica: str, *, force: bool) -> RequestStatus: ...
 
     def undrain(self, name: str, replica: str) -> RequestStatus: ...
+
+    def scale(self, name: str, role: Role, replicas: int, *, force: bool) -> RequestStatus: ...
 
     def request_seen_through(self, name: str, number: int) -> RequestStatus:
         """Once it has ended, or the job does not serve any longer."""

@@ -63,6 +63,10 @@ LIFE: tuple[tuple[str, int, type[WireModel] | None], ...] = (
     ("weights cancel demo --number 7", 5, None),
     ("drain demo decode-0 --force --no-wait --json", 0, RequestStatus),
     ("drain demo decode-0", 4, None),
+    ("scale demo decode 1", 4, None),
+    ("scale demo decode 0", 2, None),
+    ("scale demo colocated 2", 5, None),
+    ("scale demo decode 2000", 2, None),
     ("doctor --python /no/such/python", 1, None),
     ("down demo --json", 0, JobStatus),
     ("events demo -n 1", 0, None),
@@ -94,8 +98,8 @@ class Way:
             found = self._cli(*command.split(), code=code)
             if model is not None:
                 model.model_validate_json(found.stdout)
-            # A control plane adopts jobs, and says so among the events.
-            is_told = not command.startswith("events demo --") and "doctor" not in command
+            # A control plane adopts jobs, and says so among the events; what was asked for before may be done by now.
+            is_told = not command.startswith(("events demo --", "drain demo decode-0")) and "doctor" not in command
             said.append((command, _comparable(found, home) if is_told else ""))
         return said
 
@@ -108,6 +112,7 @@ def _comparable(said: Said, home: Path) -> str:
         out = json.dumps({**table, "events": [], "weights": None})
     if not out:
         out = re.sub(r"http\S+ stops demo\n", "", said.stderr)
+    out = re.sub(r"demo:[0-9a-f]{8}:", "demo:RUN:", out)
     out = out.replace(str(home), "HOME")
     out = re.sub(r"weights +initial, epoch 1\n", "", out)
     out = re.sub(r"\d{8}T\d{6}Z-[0-9a-f]{8}|\b[0-9a-f]{10,}\b", "ID", out)
