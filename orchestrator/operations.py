@@ -181,7 +181,7 @@ def update_of(record: PushRecord, head: JobHead, course: Course | None) -> Opera
 
 
 def request_of(request: ReplicaRequest, head: JobHead) -> Operation:
-    text = "its turn has not come" if request.begun_at is None else request.why
+    text = "its turn has not come" if request.begun_at is None else _joined("it is being carried out", request.why)
     found = Operation(
         id=id_of(request.job, request.run_id, "request", request.number),
         kind=request.kind,

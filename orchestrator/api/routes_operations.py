@@ -52,7 +52,8 @@ def operation_routes(operations: OperationService) -> APIRouter:
         responses=routes_events.stream_of("The operation as JSON, each time that it has changed.", OPERATION_STREAM),
     )
     async def follow_operation(operation: Id) -> EventSourceResponse:
-        """The operation as it is, and each change until it has ended; then the stream ends."""
+        """The operation as it is, and each change until it has ended; then the stream ends. A browser's EventSource
+        would connect again: close it when the state is an end."""
         found = await run_in_threadpool(operations.get, operation)
         ending = anyio.Event()
         return routes_events.event_source(_changes(operations, found, ending), ending)

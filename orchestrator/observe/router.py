@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 
 import httpx
@@ -13,6 +14,7 @@ from orchestrator.weights.router_client import RouterCallFailed, RouterClient, R
 CALL_TIMEOUT_S = 10.0
 DRAIN_LOOK_S = 2.0
 """After so long a drain is asked whether it is still wanted."""
+AGAIN_S = 0.2
 
 _log = logging.getLogger(__name__)
 
@@ -37,19 +39,17 @@ def router_traffic(router: RouterPlan) -> RouterTraffic | str:
 
 def let_requests_end(router: RouterPlan, is_wanted: Callable[[], bool]) -> None:
     """As `supervisor/interfaces.py` has it. The gate is held: new requests wait in line, and get a 503 when the router
-    ends. Nobody else commands a router whose job is to stop, so this follows whatever it was told last."""
+    ends. Whoever supervised the job may just be leaving, so each try follows what the router was told last."""
     try:
         with RouterClient(router) as client:
-            order = client.newest_order()
-            steps: list[Callable[[], None]] = [
-                lambda: client.set_gate("holding", order, DRAIN_LOOK_S),
-                lambda: client.handle_in_flight("wait", order, DRAIN_LOOK_S),
-            ]
-            while steps and is_wanted():
+            while is_wanted():
+                order = client.newest_order()
                 try:
-                    steps[0]()
-                    del steps[0]
+                    client.set_gate("holding", order, DRAIN_LOOK_S)
+                    client.handle_in_flight("wait", order, DRAIN_LOOK_S)
+                    return
                 except RouterRefused as refused:
                     _log.info("%s: %s", router.url, refused)
+                    time.sleep(AGAIN_S)
     except RouterCallFailed as error:
         _log.warning("%s: open requests are not waited for: %s", router.url, error)

@@ -35,6 +35,7 @@ def job(phase: Phase, *units: UnitStatus, reason: str = "") -> JobStatus:
         name="swe-rollouts",
         phase=phase,
         reason=reason,
+        operation="swe-rollouts:1f3c9a2b:start",
         age_s=185,
         directory=LONG,
         spec_hash="",
