@@ -100,7 +100,7 @@ class Feed {
     this.#empty.textContent =
       rows.length === 0
         ? "Nothing has happened yet. What jobs do appears here by itself."
-        : `None of the last ${counted(rows.length, "event")} has “${wanted}” in it. Take the filter away to see them.`;
+        : `None of the last ${counted(rows.length, "event")} has “${wanted}” in it. Clear the filter to see them.`;
   }
 }
 

@@ -68,7 +68,7 @@ function about(status) {
 }
 
 function processes(name, units) {
-  const columns = ["Process", "State", { name: "PID", class: "count" }, { name: "Ready after", class: "count" }, "Probe"];
+  const figures = ["PID", "Ready after"].map((each) => ({ name: each, class: "count" }));
   const rows = units.map((unit) =>
     h(
       "tr",
@@ -84,13 +84,15 @@ function processes(name, units) {
     "section",
     {},
     h("h2", {}, "Processes"),
-    table("Processes", columns, h("tbody", {}, rows)),
+    table("Processes", ["Process", "State", ...figures, "Probe"], h("tbody", {}, rows)),
     hint("A log: ", [`headrace logs ${name} ${units.at(-1)?.name ?? "PROCESS"}`]),
   );
 }
 
 function warnings(notes) {
-  const items = notes.map((note) => h("li", {}, h("code", {}, note.field), ` ${note.problem}`, note.mend && `; ${note.mend}`));
+  const items = notes.map(({ field, problem, mend }) =>
+    h("li", {}, h("code", {}, field), ` ${problem}`, mend && `; ${mend}`),
+  );
   const summary = notes.length === 1 ? "One warning of the plan" : `${notes.length} warnings of the plan`;
   return h("details", {}, h("summary", {}, summary), h("ul", {}, items));
 }

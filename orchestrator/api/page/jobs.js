@@ -27,12 +27,13 @@ function drawn(...parts) {
 function content(answer) {
   if (answer instanceof Problem) return problem(answer);
   if (answer.jobs.length === 0) {
-    return hint("No job is on record. Start one with ", ["headrace up JOB.toml"], ", or send a job file to ", ["POST /jobs"], ".");
+    const ways = [["headrace up JOB.toml"], ", or send a job file to ", ["POST /jobs"]];
+    return hint("No job is on record. Start one with ", ...ways, ".");
   }
   const isEnded = (job) => ENDED.includes(job.phase);
   const sorted = [...answer.jobs.filter((job) => !isEnded(job)), ...answer.jobs.filter(isEnded)];
-  const columns = ["Job", "State", { name: "Alive", class: "count" }, { name: "Age", class: "count" }, "Remark"];
-  return table("Jobs", columns, h("tbody", {}, sorted.map(row)));
+  const figures = ["Alive", "Age"].map((each) => ({ name: each, class: "count" }));
+  return table("Jobs", ["Job", "State", ...figures, "Remark"], h("tbody", {}, sorted.map(row)));
 }
 
 function row(job) {

@@ -12,6 +12,7 @@ const main = document.getElementById("main");
 const path = document.getElementById("path");
 const connection = document.getElementById("connection");
 const leave = document.getElementById("leave");
+const skip = document.getElementById("skip");
 let view = new AbortController();
 let goneSince = null;
 
@@ -27,7 +28,8 @@ function show() {
 function showView(api, signal) {
   const name = jobNamed(location.hash);
   document.title = name === null ? "Headrace" : `${name} · Headrace`;
-  path.replaceChildren(...(name === null ? [] : [h("a", { href: "#/" }, "Jobs"), h("span", { "aria-current": "page" }, name)]));
+  path.replaceChildren();
+  if (name !== null) path.append(h("a", { href: "#/" }, "Jobs"), h("span", { "aria-current": "page" }, name));
   const shown = name === null ? showJobs(api, main, signal) : showJob(api, name, main, signal);
   // Whoever follows a link by keyboard goes on where it leads.
   main.querySelector("h1").focus();
@@ -62,16 +64,20 @@ function tell(answers) {
   if (answers === (goneSince === null)) return;
   goneSince = answers ? null : Date.now() / 1000;
   main.classList.toggle("stale", !answers);
-  connection.replaceChildren(
-    ...(answers
-      ? []
-      : ["The control API has not answered since ", moment(goneSince), ". Jobs run on meanwhile. Below is what it said last; it is asked again every few seconds."]),
-  );
+  connection.replaceChildren();
+  if (answers) return;
+  const meanwhile = ". Jobs run on meanwhile. Below is what it said last; it is asked again every few seconds.";
+  connection.append("The control API has not answered since ", moment(goneSince), meanwhile);
 }
 
 leave.addEventListener("click", () => {
   sessionStorage.removeItem(KEPT_AS);
   show();
+});
+skip.addEventListener("click", (event) => {
+  // Its target is no view.
+  event.preventDefault();
+  main.focus();
 });
 addEventListener("hashchange", show);
 show();

@@ -9,16 +9,17 @@ export function pool(status) {
 }
 
 function none() {
-  return hint("The job has no pool. Give its roles ", ['kv_offload.type = "mooncake"'], " and memory to lend, and start it again.");
+  return hint("The job has no pool. A role joins one by ", ['kv_offload.type = "mooncake"'], " in the job file.");
 }
 
-function shown({ use, use_unknown: why, capacity_bytes: capacity, master_address: master }) {
-  const of = h("dl", { class: "facts" }, fact("Lent by the job", bytes(capacity)), fact("Master", h("code", {}, master)));
-  if (use === null) return [hint(`Its use is not known: ${why}`), of];
+function shown({ use, use_unknown, capacity_bytes, master_address }) {
+  const planned = [fact("Lent by the job", bytes(capacity_bytes)), fact("Master", h("code", {}, master_address))];
+  if (use === null) return [hint(`Its use is not known: ${use_unknown}`), h("dl", { class: "facts" }, planned)];
   const percent = use.mounted_bytes > 0 ? Math.round((100 * use.used_bytes) / use.mounted_bytes) : 0;
   const words = `${bytes(use.used_bytes)} of ${bytes(use.mounted_bytes)} used, ${percent} %`;
-  of.prepend(fact("Mounted", bytes(use.mounted_bytes)), fact("Used", words), fact("Keys", number(use.keys)));
-  return [h("div", { class: "wide" }, bar(use.used_bytes, use.mounted_bytes, words)), of];
+  const told = [fact("Mounted", bytes(use.mounted_bytes)), fact("Used", words), fact("Keys", number(use.keys))];
+  const drawn = h("div", { class: "wide" }, bar(use.used_bytes, use.mounted_bytes, words));
+  return [drawn, h("dl", { class: "facts" }, told, planned)];
 }
 
 function fact(name, value) {

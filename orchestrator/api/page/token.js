@@ -1,6 +1,7 @@
 // Asks for the bearer token. It is kept for this tab alone, and never stands in an address.
 
 import { h } from "./dom.js";
+import { hint } from "./hints.js";
 
 /** `complaint`: why it is asked for again; may be empty. */
 export function showTokenForm(main, complaint, take) {
@@ -18,6 +19,8 @@ export function showTokenForm(main, complaint, take) {
     input.setAttribute("aria-invalid", String(text !== ""));
     input.focus();
   };
+  const where = hint("A viewer's will do. ", ["headrace serve"], " says where the admin's is. Only this tab keeps it.");
+  where.id = "where";
   const form = h(
     "form",
     { class: "token" },
@@ -25,7 +28,7 @@ export function showTokenForm(main, complaint, take) {
     h("label", { for: "token" }, "API token"),
     h("div", { class: "entry" }, input, h("button", { type: "submit" }, "Show them")),
     said,
-    h("p", { id: "where", class: "hint" }, "A viewer's is enough. ", h("code", {}, "headrace serve"), " says where the admin's is; this tab keeps it until it is closed."),
+    where,
   );
   form.addEventListener("submit", (event) => {
     event.preventDefault();

@@ -37,16 +37,20 @@ export function topology(status, traffic) {
 }
 
 function routerTile(status, router) {
-  if (router === null) return tile("router", badge(status.units.find((unit) => unit.name === "router")?.state ?? "waiting"));
+  if (router === null) {
+    const process = status.units.find((unit) => unit.name === "router");
+    return tile("router", badge(process?.state ?? "waiting"));
+  }
   const running = `${number(router.admitted)} running, ${number(router.waiting)} waiting`;
   return tile("router", badge(router.gate), counted(router.sessions, "session"), running);
 }
 
 function roleTile(role, replicas) {
-  const serving = replicas.filter((replica) => stateOf(replica) === "serves" || (!replica.load && replica.state === "ready"));
+  const serving = replicas.filter((replica) => ["serves", "ready"].includes(stateOf(replica)));
   const requests = replicas.reduce((sum, replica) => sum + (replica.load?.legs_in_flight ?? 0), 0);
-  const what = `${serving.length} of ${replicas.length} ${replicas.some((replica) => replica.load) ? "serve" : "ready"}`;
-  return tile(role, h("strong", {}, what), counted(requests, "request"));
+  const verb = replicas.some((replica) => replica.load) ? "serve" : "ready";
+  const share = h("strong", {}, `${serving.length} of ${replicas.length} ${verb}`);
+  return tile(role, share, counted(requests, "request"));
 }
 
 function poolTile(pool) {
@@ -69,18 +73,20 @@ function unknown(traffic) {
 function body(role, replicas, epoch) {
   const most = Math.max(...replicas.map((replica) => replica.load?.tokens_in_flight ?? 0));
   const rows = replicas.filter((replica) => replica.role === role).map((replica) => row(replica, epoch, most));
-  return h("tbody", {}, h("tr", {}, h("th", { class: "group", scope: "rowgroup", colspan: COLUMNS.length }, role)), rows);
+  const group = h("th", { class: "group", scope: "rowgroup", colspan: COLUMNS.length }, role);
+  return h("tbody", {}, h("tr", {}, group), rows);
 }
 
 function row(replica, epoch, most) {
   const load = replica.load;
+  const tokens = load?.tokens_in_flight ?? 0;
   const cell = (value) => h("td", { class: "count" }, value);
   const figures = load
     ? [
         cell(load.epoch === null ? "none" : load.epoch === epoch ? String(load.epoch) : `${load.epoch} of ${epoch}`),
         cell(number(load.active_sessions)),
         cell(number(load.legs_in_flight)),
-        cell([number(load.tokens_in_flight), bar(load.tokens_in_flight, most, `${number(load.tokens_in_flight)} tokens`)]),
+        cell([number(tokens), bar(tokens, most, `${number(tokens)} tokens`)]),
       ]
     : ["", "", "", ""].map(cell);
   const remark = load?.handoffs_failed ? ` ${counted(load.handoffs_failed, "failed handoff")} in a row` : "";

@@ -37,7 +37,8 @@ function position({ served, course, to_purge: older }) {
 
 function timeline(name, { updates: all, remarks }) {
   if (all.length + remarks.length === 0) {
-    return hint("No update yet. A job with ", ["[weights]"], " takes new ones: ", [`headrace weights push ${name} FOLDER --version V`]);
+    const push = [`headrace weights push ${name} FOLDER --version V`];
+    return hint("No update yet. A job with ", ["[weights]"], " takes new ones: ", push);
   }
   const longest = Math.max(...all.map((update) => took(update) ?? 0));
   const items = [
@@ -45,7 +46,8 @@ function timeline(name, { updates: all, remarks }) {
     ...remarks.map((remark) => ({ at: remark.at, item: () => remarkItem(remark) })),
   ];
   items.sort((one, other) => other.at - one.at);
-  return h("ol", { class: "timeline", "aria-label": "Updates, the newest first" }, items.slice(0, SHOWN).map(({ item }) => item()));
+  const newest = items.slice(0, SHOWN).map(({ item }) => item());
+  return h("ol", { class: "timeline", "aria-label": "Updates, the newest first" }, newest);
 }
 
 function updateItem(update, longest) {

@@ -59,10 +59,9 @@ def test_the_address_alone_leads_to_the_page(api: httpx.Client) -> None:
 )
 def test_nothing_else_is_to_be_had_there(api: httpx.Client, path: str) -> None:
     reply = api.get(path)
-    assert (reply.status_code, reply.headers["content-type"]) in (
-        (404, "application/problem+json"),
-        (401, "application/problem+json"),
-    )
+    # A client may take the dots for a path of its own, which asks for a token.
+    assert reply.status_code in (401, 404)
+    assert reply.headers["content-type"] == "application/problem+json"
 
 
 def test_the_page_uses_nothing_from_elsewhere_and_makes_no_markup_of_texts() -> None:

@@ -56,6 +56,9 @@ def test_a_reader_finds_all_by_keyboard_and_nothing_is_hard_to_read(fleet: Fleet
         "Hold",
         "Events, the newest first",
     ]
+    read.tab_to("Skip to the content")
+    read.page.keyboard.press("Enter")
+    assert read.page.evaluate("document.activeElement.id") == "main"
     read.tab_to("Jobs")
     read.page.keyboard.press("Enter")
     read.tab_to("Forget the token")
@@ -89,7 +92,7 @@ def test_what_happens_is_shown_without_asking_again(fleet: Fleet, reader: Look) 
     read.page.get_by_role("button", name="Go on (1)").click()
     read.see("while it was held", ".feed tbody")
     read.page.get_by_label("Filter the events").fill("nothing like it")
-    read.see("Take the filter away")
+    read.see("Clear the filter")
     read.page.get_by_label("Filter the events").fill("while it was")
     assert read.page.locator(".feed tbody tr:visible").count() == 1
     read.see("while it was held", "#news")
