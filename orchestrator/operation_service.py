@@ -20,7 +20,7 @@ from orchestrator.operations import (
     update_of,
 )
 from orchestrator.service import JobService
-from orchestrator.store.jobs import JobHead
+from orchestrator.store.records import JobHead
 from orchestrator.supervisor.view import is_driven
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.journal import PushRecord, newest_pushes, position_of, push_of

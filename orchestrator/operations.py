@@ -14,8 +14,8 @@ from typing import Literal
 
 from pydantic import TypeAdapter
 
-from orchestrator.store.jobs import ENDED, JobHead
 from orchestrator.store.keeping import ReplicaRequest, RequestKind, RequestOutcome
+from orchestrator.store.records import ENDED, JobHead
 from orchestrator.weights.journal import PushOutcome, PushRecord
 from orchestrator.weights.words import Course, Position
 

@@ -29,8 +29,9 @@ from orchestrator.replica_requests import (
     withdrawn,
 )
 from orchestrator.scale_requests import ReplicaSight, ScaleSight, Settle, next_scale_act
-from orchestrator.store.jobs import JobStore, PortsReserved, StoredJob
+from orchestrator.store.jobs import JobStore, PortsReserved
 from orchestrator.store.keeping import KeepingStore, ReplicaRequest, drained, is_beyond, life_of
+from orchestrator.store.records import StoredJob
 from orchestrator.supervisor.mounts import Mounts, unmounted
 from orchestrator.supervisor.watch import Watch
 from router.core.fleet import ReplicaView

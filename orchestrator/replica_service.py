@@ -20,8 +20,9 @@ from orchestrator.plan.scale import replicas_of, scaled_plan
 from orchestrator.plan.types import JobPlan
 from orchestrator.replica_requests import refusal, troubles
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.jobs import SERVING, JobStore, StoredJob
+from orchestrator.store.jobs import JobStore
 from orchestrator.store.keeping import KeepingStore, ReplicaRequest, RequestKind, drained
+from orchestrator.store.records import SERVING, StoredJob
 from orchestrator.supervision import Supervision
 from orchestrator.supervisor.view import JobView
 from orchestrator.weights.words import Position

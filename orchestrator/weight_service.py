@@ -15,7 +15,8 @@ from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused, UpdateUnknown
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.weights import InFlightMode, Strategy, Transport
-from orchestrator.store.jobs import SERVING, JobStore
+from orchestrator.store.jobs import JobStore
+from orchestrator.store.records import SERVING
 from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.weights.groups import rolling_refusal

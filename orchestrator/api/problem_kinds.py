@@ -25,7 +25,8 @@ from orchestrator.errors import (
     UpdateUnended,
     UpdateUnknown,
 )
-from orchestrator.store.jobs import PortsReserved, RecordUnreadable
+from orchestrator.store.jobs import PortsReserved
+from orchestrator.store.records import RecordUnreadable
 
 
 class UnreadableBody(SpecError):

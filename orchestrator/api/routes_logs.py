@@ -12,7 +12,8 @@ from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from deploy.logs import LogReader, tail
 from orchestrator.api.problems import declared
-from orchestrator.store.jobs import ENDED, JobStore, StoredJob
+from orchestrator.store.jobs import JobStore
+from orchestrator.store.records import ENDED, StoredJob
 
 MOST_LINES = 10_000
 LOOK_EVERY_S = 0.5

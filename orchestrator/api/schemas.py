@@ -12,7 +12,7 @@ from orchestrator.api.wire import Note, WireModel
 from orchestrator.operations import newest_of_run
 from orchestrator.plan.types import Finding, Severity
 from orchestrator.spec.difference import spec_hash
-from orchestrator.store.jobs import Phase
+from orchestrator.store.records import Phase
 from orchestrator.supervisor.state import UnitState
 from orchestrator.supervisor.view import JobGlance, JobView
 

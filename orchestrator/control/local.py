@@ -29,7 +29,7 @@ from orchestrator.plan.types import JobPlan
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.events import EventStore
-from orchestrator.store.jobs import ENDED, StoredJob
+from orchestrator.store.records import ENDED, StoredJob
 from orchestrator.supervisor.interfaces import ProgressSink
 from orchestrator.weight_service import PushOptions
 

@@ -28,7 +28,7 @@ from orchestrator.errors import HeadraceError, NoAnswer, ProblemAnswered
 from orchestrator.plan.types import JobPlan, plan_from_json
 from orchestrator.spec.difference import asked_for
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.jobs import ENDED, SERVING, Phase
+from orchestrator.store.records import ENDED, SERVING, Phase
 from orchestrator.supervisor.interfaces import ProgressSink
 
 CONNECTS_WITHIN_S = 10.0

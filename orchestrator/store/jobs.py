@@ -7,106 +7,24 @@ A pid cannot be written before its process is: that one gap is closed by the run
 from __future__ import annotations
 
 import sqlite3
-import time
 from collections import Counter, defaultdict
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import ValidationError
-
-from deploy.unit import RunContext, UnitRecord
-from orchestrator.errors import HeadraceError, JobExists, JobUnknown, ProcessUnknown
+from deploy.unit import UnitRecord
+from orchestrator.errors import HeadraceError, JobExists, JobUnknown
 from orchestrator.plan.port_map import ports_of
-from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
+from orchestrator.plan.types import JobPlan, plan_to_json
 from orchestrator.store.database import Database
 from orchestrator.store.events import Event, EventKind, EventStore, note
+from orchestrator.store.records import ENDED, SERVING, JobHead, Phase, StoredJob, StoredUnit, read_plan
 
-Phase = Literal["starting", "ready", "degraded", "failed", "stopping", "stopped", "abandoned"]
-"""degraded: serves, with something a user should know. abandoned is seen, never recorded: whoever brought the job up,
-or ended it, is gone half way (`supervisor/view.py`)."""
-SERVING: tuple[Phase, ...] = ("ready", "degraded")
-ENDED: tuple[Phase, ...] = ("failed", "stopped")
-"""Phases in which nothing of the job runs and its name is free. A run that has ended stays as it ended."""
 REASON_LINES_TOLD = 2
 """What happened, and its cause."""
 
 
 class PortsReserved(HeadraceError):
     """Another job planned some of these ports since the plan was made: plan again."""
-
-
-class RecordUnreadable(HeadraceError):
-    """A job was recorded by another version of Headrace."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredUnit:
-    record: UnitRecord
-    started_at: float
-    """Unix time."""
-    ready_at: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobHead:
-    """What is recorded of a job but its plan, which is most of it."""
-
-    name: str
-    run_id: str
-    directory: Path
-    socket_dir: Path
-    phase: Phase
-    reason: str
-    """Why it is in this phase, where that needs saying."""
-    created_at: float
-    phase_at: float
-    opened_at: float | None
-    """When it had come up; None where it never did."""
-    stop_asked_at: float | None
-    """When somebody first asked that it ends; None: nobody did."""
-    drain_until: float | None
-    """Open requests may finish until then, before a stop ends anything; None: at once."""
-    units: tuple[StoredUnit, ...]
-
-    @property
-    def run(self) -> RunContext:
-        started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.created_at))
-        log_dir = self.directory / "logs" / f"{started}-{self.run_id[:8]}"
-        return RunContext(job=self.name, run_id=self.run_id, log_dir=log_dir)
-
-    @property
-    def records(self) -> tuple[UnitRecord, ...]:
-        return tuple(unit.record for unit in self.units)
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoredJob(JobHead):
-    plan_text: str
-
-    @cached_property
-    def plan(self) -> JobPlan:
-        """Raises `RecordUnreadable`. Read when it is asked for: what another version recorded can still be ended."""
-        return _plan(self.name, self.plan_text)
-
-    def check_plan(self) -> None:
-        """Raises `RecordUnreadable`."""
-        _ = self.plan
-
-    @property
-    def unit_names(self) -> list[str]:
-        return [unit.name for unit in self.plan.units]
-
-    def log_of(self, unit: str) -> Path:
-        """Where a process of the job writes its log, which is there once it was started.
-
-        Raises:
-            ProcessUnknown: the text lists those that the job has.
-        """
-        if unit not in self.unit_names:
-            raise ProcessUnknown(f"job {self.name!r} has no process {unit!r}; it has: {', '.join(self.unit_names)}")
-        return self.run.log_dir / f"{unit}.log"
 
 
 class JobStore:
@@ -336,7 +254,7 @@ def _refuse_reserved(connection: sqlite3.Connection, plan: JobPlan) -> None:
 
 def _reserved_ports(connection: sqlite3.Connection, except_job: str) -> frozenset[int]:
     query = f"SELECT name, plan FROM jobs WHERE name != ? AND phase NOT IN ({_marks(ENDED)})"
-    plans = [_plan(row["name"], row["plan"]) for row in connection.execute(query, (except_job, *ENDED))]
+    plans = [read_plan(row["name"], row["plan"]) for row in connection.execute(query, (except_job, *ENDED))]
     return frozenset[int]().union(*map(planned_ports, plans))
 
 
@@ -349,14 +267,6 @@ def _phase_event(run_id: str, phase: Phase, reason: str) -> Event:
 
 def _marks(values: tuple[Phase, ...]) -> str:
     return ", ".join("?" * len(values))
-
-
-def _plan(name: str, text: str) -> JobPlan:
-    try:
-        return plan_from_json(text)
-    except ValidationError as error:
-        mend = f"stop it with `headrace down {name}` and start it again"
-        raise RecordUnreadable(f"job {name!r} was recorded by another version of Headrace; {mend}") from error
 
 
 def _job(connection: sqlite3.Connection, row: sqlite3.Row) -> StoredJob:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 from deploy.backend import Backend
 from orchestrator.store.events import Event
-from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.jobs import JobStore
+from orchestrator.store.records import StoredJob
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.state import UnitState
 from orchestrator.supervisor.view import UnitView, look_at_units

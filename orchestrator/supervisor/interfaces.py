@@ -10,7 +10,7 @@ from connectors.engine_client import CacheConfig
 from deploy.probe import ProbeResult
 from deploy.unit import Probe
 from orchestrator.plan.types import EnginePlan, RouterPlan
-from orchestrator.store.jobs import StoredJob
+from orchestrator.store.records import StoredJob
 from orchestrator.supervisor.startup_checks import OffloadProbe
 from orchestrator.supervisor.state import UnitState
 

@@ -17,7 +17,8 @@ from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, UnitStatus
 from orchestrator.errors import JobFailed
 from orchestrator.plan.types import EnginePlan, JobPlan
-from orchestrator.store.jobs import JobStore, Phase, StoredJob, ended_event
+from orchestrator.store.jobs import JobStore, ended_event
+from orchestrator.store.records import Phase, StoredJob
 from orchestrator.supervisor.interfaces import (
     EngineQuestions,
     Opening,

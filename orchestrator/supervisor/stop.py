@@ -12,7 +12,8 @@ from deploy.unit import UnitRecord
 from orchestrator.errors import HeadraceError
 from orchestrator.spec.job import LaunchSpec
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import ENDED, JobStore, Phase, RecordUnreadable, StoredJob, ended_event
+from orchestrator.store.jobs import JobStore, ended_event
+from orchestrator.store.records import ENDED, Phase, RecordUnreadable, StoredJob
 from orchestrator.supervisor.interfaces import LetRequestsEnd
 
 DRIVER_LEAVES_S = 10.0

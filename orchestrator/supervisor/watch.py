@@ -23,8 +23,9 @@ from orchestrator.errors import HeadraceError
 from orchestrator.plan.kinds import kinds_of
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.events import Event
-from orchestrator.store.jobs import JobStore, StoredJob, StoredUnit, ended_event
+from orchestrator.store.jobs import JobStore, ended_event
 from orchestrator.store.keeping import KeepingStore, UnitEnd, life_of
+from orchestrator.store.records import StoredJob, StoredUnit
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.log_cause import end_cause
 from orchestrator.supervisor.loop import LOG_LINES_READ

@@ -23,8 +23,9 @@ from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
-from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.jobs import JobStore
 from orchestrator.store.keeping import KeepingStore
+from orchestrator.store.records import StoredJob
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.supervisor.interfaces import Progress

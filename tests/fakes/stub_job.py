@@ -14,7 +14,8 @@ from pathlib import Path
 from deploy.local.backend import LocalBackend
 from deploy.unit import ListenProbe
 from orchestrator.plan.types import JobPlan
-from orchestrator.store.jobs import JobStore, StoredJob
+from orchestrator.store.jobs import JobStore
+from orchestrator.store.records import StoredJob
 from tests.unit.orchestrator.samples import BARE, facts_of, plan_of
 
 PROCESSES = ("prefill-0", "decode-0", "router")

@@ -28,7 +28,7 @@ from orchestrator.plan.build import build_plan
 from orchestrator.plan.kinds import MASTER, PROMETHEUS, kinds_of
 from orchestrator.plan.types import JobPlan, PoolPlan
 from orchestrator.replica_keeper import ReplicaKeeper
-from orchestrator.store.jobs import StoredJob
+from orchestrator.store.records import StoredJob
 from orchestrator.supervisor import mounts
 from orchestrator.supervisor.stop import stop_job
 from orchestrator.supervisor.watch import Watch

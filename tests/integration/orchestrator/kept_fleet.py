@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from connectors.types import Role
-from orchestrator.store.jobs import StoredJob
 from orchestrator.store.keeping import ReplicaRequest
+from orchestrator.store.records import StoredJob
 from orchestrator.supervision import supervise_all
 from orchestrator.supervisor.restarts import RestartPolicy
 from tests.fakes.fake_launch import FakeFleet

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.api import routes_logs
 from orchestrator.api.server import build_app
 from orchestrator.plan.types import plan_from_json
-from orchestrator.store.jobs import StoredJob
+from orchestrator.store.records import StoredJob
 from tests.fakes.fake_launch import FakeFleet
 from tests.unit.orchestrator.samples import pd_data
 

@@ -18,7 +18,7 @@ from orchestrator.errors import JobFailed, UpdateRefused
 from orchestrator.observe.engines import PROBE_EPOCH
 from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.home import StateUnusable
-from orchestrator.store.jobs import StoredJob
+from orchestrator.store.records import StoredJob
 from orchestrator.store.updates import CoordinatorReplaced
 from orchestrator.supervision import supervise_all
 from orchestrator.weight_service import PushOptions

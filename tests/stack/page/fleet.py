@@ -18,7 +18,8 @@ from deploy.local.backend import LocalBackend
 from deploy.unit import LaunchUnit
 from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.store.database import Database
-from orchestrator.store.jobs import SERVING, JobStore
+from orchestrator.store.jobs import JobStore
+from orchestrator.store.records import SERVING
 from tests.fakes.stub_job import free_ports
 from tests.integration.orchestrator.serve_process import Serve, until
 from tests.unit.orchestrator.samples import CPU, facts_of, pd_data, plan_of

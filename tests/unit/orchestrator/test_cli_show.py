@@ -9,7 +9,7 @@ from rich.console import Console
 from orchestrator.api.schemas import EngineStatus, JobStatus, RouterStatus, UnitStatus, WeightsServed
 from orchestrator.cli_show import StartDisplay, show_diagnosis, show_job
 from orchestrator.observe.diagnoses import Diagnosis
-from orchestrator.store.jobs import Phase
+from orchestrator.store.records import Phase
 from orchestrator.supervisor.interfaces import Progress, UnitProgress
 from orchestrator.supervisor.state import UnitState
 

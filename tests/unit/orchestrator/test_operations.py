@@ -20,8 +20,8 @@ from orchestrator.operations import (
     stop_of,
     update_of,
 )
-from orchestrator.store.jobs import JobHead
 from orchestrator.store.keeping import ReplicaRequest
+from orchestrator.store.records import JobHead
 from orchestrator.weights.journal import Push, PushRecord
 
 HEAD = JobHead(

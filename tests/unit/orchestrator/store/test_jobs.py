@@ -12,7 +12,8 @@ from deploy.unit import UnitRecord
 from orchestrator.errors import JobExists, JobUnknown
 from orchestrator.plan.port_map import ports_of
 from orchestrator.store.database import Database
-from orchestrator.store.jobs import JobStore, Phase, PortsReserved, RecordUnreadable, planned_ports
+from orchestrator.store.jobs import JobStore, PortsReserved, planned_ports
+from orchestrator.store.records import Phase, RecordUnreadable
 from tests.fakes.fake_launch import NOW, FakeFleet
 
 PHASES: tuple[Phase, ...] = ("starting", "ready", "degraded", "failed", "stopping", "stopped")

@@ -10,7 +10,8 @@ import pytest
 
 from orchestrator.store.database import Database
 from orchestrator.store.driver_lock import DriverLock
-from orchestrator.store.jobs import JobStore, Phase, StoredJob
+from orchestrator.store.jobs import JobStore
+from orchestrator.store.records import Phase, StoredJob
 from orchestrator.supervisor.state import UnitState
 from orchestrator.supervisor.view import JobView, glance_at_jobs, true_phase, view_job
 from tests.fakes.fake_launch import FakeFleet
