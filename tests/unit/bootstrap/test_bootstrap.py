@@ -161,12 +161,14 @@ def test_without_root_the_exact_command_is_told(clone: Path, monkeypatch: pytest
         bootstrap.install_debian(missing)
 
 
-def test_a_missing_prometheus_is_only_a_warning(
+def test_a_missing_program_is_only_a_warning(
     clone: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(bootstrap, "administrator", lambda: None)
-    bootstrap.offer_prometheus()
-    assert "warning: no Prometheus" in capsys.readouterr().out
+    bootstrap.offer(["prometheus", "chromium"])
+    said = capsys.readouterr().out
+    assert "warning: no Prometheus" in said
+    assert "no Chromium" in said
 
 
 def test_a_python_without_venv_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
