@@ -55,7 +55,9 @@ def local_service(home: Path) -> JobService:
         pool_use=pool_use,
         open_job=supervision.open,
         let_requests_end=let_requests_end,
-        replicas=ReplicaService(store=store, keeping=keeping, supervision=supervision, replicas=replicas_of),
+        replicas=ReplicaService(
+            store=store, keeping=keeping, supervision=supervision, replicas=replicas_of, facts=collect_facts
+        ),
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )
 

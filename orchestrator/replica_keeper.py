@@ -1,16 +1,20 @@
 """Keeps the processes of a running job at what is wanted of them, in `supervision.py`'s turns: restarts and drains that
-somebody asked for, prefill engines that hand nothing over any more (A17), storage clients that are not mounted (A31).
+somebody asked for, another number of replicas, prefill engines that hand nothing over any more (A17), storage clients
+that are not mounted (A31).
 
-Decides nothing: `replica_requests.py` and `supervisor/mounts.py` do. What takes long runs beside the turns.
+Decides nothing: `replica_requests.py`, `scale_requests.py` and `supervisor/mounts.py` do. What takes long runs beside
+the turns.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from deploy.errors import DeployError
+from deploy.unit import PlannedFile
 from orchestrator.observe.outside import Outside
 from orchestrator.plan.kinds import kinds_of
 from orchestrator.plan.types import EnginePlan, JobPlan
@@ -24,10 +28,12 @@ from orchestrator.replica_requests import (
     refusal,
     withdrawn,
 )
-from orchestrator.store.jobs import StoredJob
-from orchestrator.store.keeping import KeepingStore, ReplicaRequest, drained, life_of
+from orchestrator.scale_requests import ReplicaSight, ScaleSight, Settle, next_scale_act
+from orchestrator.store.jobs import JobStore, PortsReserved, StoredJob
+from orchestrator.store.keeping import KeepingStore, ReplicaRequest, drained, is_beyond, life_of
 from orchestrator.supervisor.mounts import Mounts, unmounted
 from orchestrator.supervisor.watch import Watch
+from router.core.fleet import ReplicaView
 
 LOOK_EVERY_S = 1.0
 
@@ -37,19 +43,23 @@ class LetHandoffsEnd(Protocol):
 
 
 class ReplicaKeeper:
-    """Of one run of a job."""
+    """Of one run of a job, by one plan of it."""
 
     def __init__(
         self,
         *,
+        store: JobStore,
         keeping: KeepingStore,
         watch: Watch,
         job: StoredJob,
+        write_files: Callable[[Sequence[PlannedFile]], None],
         look_outside: Callable[[JobPlan], Outside],
         let_handoffs_end: LetHandoffsEnd,
     ) -> None:
-        self._keeping, self._watch, self._job = keeping, watch, job
-        self._look_outside, self._let_handoffs_end = look_outside, let_handoffs_end
+        self._store, self._keeping, self._watch, self._job = store, keeping, watch, job
+        self._write_files, self._look_outside, self._let_handoffs_end = write_files, look_outside, let_handoffs_end
+        self.has_replanned = False
+        """The job goes by another plan: this keeper's time is over."""
         self._kinds = kinds_of(job.plan)
         self._engines = {engine.name: engine for engine in job.plan.engines}
         self._requests = keeping.requests(job.name)
@@ -65,17 +75,24 @@ class ReplicaKeeper:
         """Engines that are to get no requests now."""
         lives = {name: life_of(stored.record) for name, stored in self._watch.units.items()}
         engines = frozenset(self._engines)
-        return withdrawn(self._requests, lives) & engines
+        scaling = [each for each in self._requests if each.kind == "scale" and each.begun_at and each.outcome is None]
+        leaving = {name for name in engines for scale in scaling if is_beyond(name, scale)}
+        return (withdrawn(self._requests, lives) | leaving) & engines
 
-    def turn(self, *, is_updating: bool) -> None:
-        """After each look of the watch."""
+    def turn(self, *, is_updating: bool, is_moving: bool) -> None:
+        """After each look of the watch. `is_moving`: weights are updated, purged, or brought to engines that join."""
         if self._look() and self._outside is not None:
             self._remount(self._outside)
             self._doubt_prefills(self._outside)
         # One at a time: what each leaves behind is known before the next is begun.
         asked = next((each for each in self._keeping.requests(self._job.name) if each.outcome is None), None)
         if asked is not None and self._outside is not None:
-            self._carry_on(asked, self._outside, is_updating=is_updating)
+            if asked.kind == "scale":
+                self._scale_on(asked, self._outside, is_moving=is_moving)
+            elif asked.unit not in self._kinds:
+                self._keeping.end(self._job.name, asked, "refused", "it was removed", time.time())
+            elif asked.unit in self._watch.units:
+                self._carry_on(asked, self._outside, is_updating=is_updating)
         self._requests = self._keeping.requests(self._job.name)
 
     def _look(self) -> bool:
@@ -163,6 +180,66 @@ class ReplicaKeeper:
             is_drained=unit in gone,
             is_updating=is_updating,
             drain_s=self._job.plan.weights.limits.drain_s,
+        )
+
+    def _scale_on(self, request: ReplicaRequest, outside: Outside, *, is_moving: bool) -> None:
+        job, now = self._job.name, time.time()
+        match next_scale_act(self._scale_sight(request, outside, is_moving=is_moving), now):
+            case "begin":
+                self._keeping.begin(job, request.number, now)
+            case Settle(names=names):
+                for name in names:
+                    self._settle(self._engines[name], life_of(self._watch.units[name].record))
+            case "plan":
+                self._replan(request, now)
+            case Refuse(why=why):
+                self._keeping.end(job, request, "refused", why, now)
+            case End(outcome=outcome, note=note):
+                self._keeping.end(job, request, outcome, note, now)
+
+    def _replan(self, request: ReplicaRequest, now: float) -> None:
+        plan = self._keeping.plan_of(self._job.name, request.number)
+        try:
+            # A router that starts again reads them, and Prometheus does so by itself. Written again, they are the same.
+            self._write_files(plan.files)
+            self._store.replan(self._job.run_id, plan, now)
+        except (DeployError, PortsReserved) as error:
+            self._keeping.end(self._job.name, request, "failed", f"{error}; nothing has changed, ask again", now)
+        else:
+            self.has_replanned = True
+
+    def _scale_sight(self, request: ReplicaRequest, outside: Outside, *, is_moving: bool) -> ScaleSight:
+        role, replicas, gone = request.unit, outside.replicas, drained(self._requests)
+        names = [name for name, engine in self._engines.items() if engine.role == role]
+        leaving = [name for name in names if is_beyond(name, request)]
+        fleet = {name: each.role for name, each in self._engines.items()}
+        refusals = (refusal(name, "engine", fleet, replicas, gone.union(leaving)) for name in leaving)
+        return ScaleSight(
+            request=request,
+            refusal=next(filter(None, refusals), ""),
+            is_moving=is_moving,
+            is_planned=len(names) == request.replicas,
+            leaving=[self._replica_sight(name, request, replicas) for name in leaving],
+            staying=[self._replica_sight(name, request, replicas) for name in names if name not in leaving],
+            has_surplus=bool(self._watch.surplus),
+            drain_s=self._job.plan.weights.limits.drain_s,
+        )
+
+    def _replica_sight(
+        self, name: str, request: ReplicaRequest, replicas: Mapping[str, ReplicaView] | None
+    ) -> ReplicaSight:
+        stored = self._watch.units.get(name)
+        settling = None if stored is None else self._settling.get(life_of(stored.record))
+        began = request.begun_at or request.asked_at
+        return ReplicaSight(
+            name=name,
+            role=self._engines[name].role,
+            state=self._watch.states[name],
+            given_up=self._watch.given_up.get(name),
+            replica=None if replicas is None else replicas.get(name),
+            is_settled=settling is not None and not settling.is_alive(),
+            is_drained=name in drained(self._requests),
+            is_new=stored is None or stored.started_at >= began,
         )
 
     def _settle(self, engine: EnginePlan, life: str) -> None:

@@ -167,4 +167,6 @@ def troubles(
     rows = ((name, row_of(kinds[name], ends[name])) for name in kinds if name in ends and states[name] != "ready")
     found = [f"{name} {row}{', given up' if row.is_spent else ''}" for name, row in rows if row.ends]
     found += [f"{each.unit} is being restarted: {each.why}" for each in _restarting(requests)]
+    scaling = [each for each in requests if each.kind == "scale" and each.outcome is None]
+    found += [f"{each.unit} is being scaled to {each.replicas}" for each in scaling]
     return found + [f"{name} is drained" for name in sorted(drained(requests))]

@@ -1,4 +1,5 @@
-"""Restarts and drains of single processes, as the CLI and the control API ask for them: ask, look, wait.
+"""Restarts and drains of single processes, and the number of a role's replicas, as the CLI and the control API ask for
+them: ask, look, wait.
 
 A request is noted in the state folder and nothing else; `replica_keeper.py` carries it out, for whoever supervises the
 job.
@@ -7,13 +8,18 @@ job.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from connectors.types import Role
 from orchestrator.errors import RequestRefused, RequestUnknown
+from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.kinds import kinds_of
+from orchestrator.plan.scale import replicas_of, scaled_plan
 from orchestrator.plan.types import JobPlan
 from orchestrator.replica_requests import refusal, troubles
+from orchestrator.spec.job import JobSpec
 from orchestrator.store.jobs import SERVING, JobStore, StoredJob
 from orchestrator.store.keeping import KeepingStore, ReplicaRequest, RequestKind, drained
 from orchestrator.supervision import Supervision
@@ -23,6 +29,7 @@ from router.core.fleet import ReplicaView
 
 LOOK_EVERY_S = 0.3
 BY_REQUEST = "somebody asked for it"
+FORCE_IT = "force it, if nobody needs the job meanwhile"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +41,8 @@ class ReplicaService:
     supervision: Supervision
     replicas: Callable[[JobPlan], Mapping[str, ReplicaView] | None]
     """As the router of a job has them."""
+    facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts]
+    """Of a job's spec, its folder and the ports of other jobs."""
 
     def restart(self, name: str, process: str, *, force: bool) -> ReplicaRequest:
         """Ask for another life of a process. Requests of an engine run out first, and other replicas take its sessions.
@@ -51,6 +60,29 @@ class ReplicaService:
     def undrain(self, name: str, replica: str) -> ReplicaRequest:
         """Ask that a drained replica serves again, once it has what the job serves. Raises as `restart` does."""
         return self._ask(name, "undrain", replica, force=False)
+
+    def scale(self, name: str, role: Role, replicas: int, *, force: bool) -> ReplicaRequest:
+        """Ask that a role has so many replicas. New ones are loaded to what the job serves before they get requests;
+        of those that are too many, the last are drained and ended, and others take their sessions.
+
+        Raises:
+            RequestUnknown: the job has no such role.
+            RequestRefused: not now, or it has so many.
+            SpecError, PlanRefused: more of them cannot run here.
+        """
+        job = self._serving(name)
+        names = replicas_of(job.plan, role)
+        if not names:
+            has = ", ".join(dict.fromkeys(engine.role for engine in job.plan.engines))
+            raise RequestUnknown(f"job {name!r} has no role {role!r}; it has: {has}")
+        if replicas == len(names):
+            raise RequestRefused(f"job {name!r} has {replicas} of role {role} already")
+        plan = scaled_plan(job.plan, role, replicas, self._facts(job))
+        leaving = names[replicas:]
+        if leaving and not force:
+            self._refuse_leaving(job, leaving)
+        number = self.keeping.ask_scale(job.run_id, role, replicas, plan, is_forced=force, now=time.time())
+        return self.keeping.request(name, number)
 
     def request(self, name: str, number: int) -> ReplicaRequest:
         """Raises `RequestUnknown`."""
@@ -103,6 +135,18 @@ class ReplicaService:
             raise RequestRefused(f"job {name!r} is {job.phase}: processes of a job that serves can be restarted")
         return job
 
+    def _facts(self, job: StoredJob) -> ClusterFacts:
+        return self.facts(job.plan.spec, job.directory, self.store.reserved_ports(except_job=job.name))
+
+    def _refuse_leaving(self, job: StoredJob, leaving: Sequence[str]) -> None:
+        """Raises `RequestRefused` where nobody could serve without them."""
+        fleet = {engine.name: engine.role for engine in job.plan.engines}
+        gone = drained(self.keeping.requests(job.name)).union(leaving)
+        replicas = self.replicas(job.plan)
+        for name in leaving:
+            if why := refusal(name, "engine", fleet, replicas, gone):
+                raise RequestRefused(f"{why}; {FORCE_IT}")
+
     def _check(self, job: StoredJob, kind: RequestKind, process: str, *, force: bool) -> None:
         """What can be known before anything begins; who carries it out looks again."""
         kinds = kinds_of(job.plan)
@@ -120,4 +164,4 @@ class ReplicaService:
         leaving = gone | {each.unit for each in requests if each.outcome is None and each.kind != "undrain"}
         why = refusal(process, kinds[process], fleet, self.replicas(job.plan), leaving)
         if why:
-            raise RequestRefused(f"{why}; force it, if nobody needs the job meanwhile")
+            raise RequestRefused(f"{why}; {FORCE_IT}")

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import partial
+from typing import Literal, Protocol
 
 from deploy.backend import Backend
 from orchestrator.errors import HeadraceError, JobFailed, UpdateRefused
@@ -37,6 +38,7 @@ from orchestrator.supervisor.watch import UnitNews, Watch
 from orchestrator.weights.acts import Command
 from orchestrator.weights.events import (
     Cancelled,
+    EngineAwaited,
     EngineCameUp,
     EngineEnded,
     Event,
@@ -108,29 +110,40 @@ class Supervision:
         with _locked(job, 0.0) as held:
             if not held:
                 return False
-            watch = Watch(store=self.store, keeping=self.keeping, backend=self.backend(), probe=self.probe, job=job)
-            keeper = ReplicaKeeper(
-                keeping=self.keeping,
-                watch=watch,
-                job=job,
-                look_outside=self.look_outside,
-                let_handoffs_end=self.let_handoffs_end,
-            )
-            journal = Journal(self.updates, job.name, job.run_id)
-            note_adoption(self.store, self.backend(), self.probe, job, _doing(journal.newest()))
-            runner = self._runner(job, journal, watch.restart)
-            while self.store.is_serving(name, job.run_id) and not is_over(runner.position):
-                self._look(job, watch, keeper, runner)
-                _take_asked(runner, journal, job.plan)
-                next_look = time.monotonic() + self.look_every_s
-                while (left_s := next_look - time.monotonic()) > 0:
-                    runner.turn(left_s)
+            newest = Journal(self.updates, job.name, job.run_id).newest()
+            note_adoption(self.store, self.backend(), self.probe, job, _doing(newest))
+            # Whoever goes by another plan knows nothing of the plan before.
+            while self._keep_as_planned(self.store.get(name), is_over) == "replanned":
+                pass
             return True
+
+    def _keep_as_planned(self, job: StoredJob, is_over: Callable[[Position], bool]) -> Literal["over", "replanned"]:
+        watch = Watch(store=self.store, keeping=self.keeping, backend=self.backend(), probe=self.probe, job=job)
+        keeper = ReplicaKeeper(
+            store=self.store,
+            keeping=self.keeping,
+            watch=watch,
+            job=job,
+            write_files=partial(self.backend().prepare, job.run, ()),
+            look_outside=self.look_outside,
+            let_handoffs_end=self.let_handoffs_end,
+        )
+        journal = Journal(self.updates, job.name, job.run_id)
+        runner = self._runner(job, journal, watch.restart)
+        while self.store.is_serving(job.name, job.run_id) and not is_over(runner.position):
+            self._look(job, watch, keeper, runner)
+            if keeper.has_replanned:
+                return "replanned"
+            _take_asked(runner, journal, job.plan)
+            next_look = time.monotonic() + self.look_every_s
+            while (left_s := next_look - time.monotonic()) > 0:
+                runner.turn(left_s)
+        return "over"
 
     def _look(self, job: StoredJob, watch: Watch, keeper: ReplicaKeeper, runner: Runner) -> None:
         """At its processes, and what is to be done about them."""
         news = [*watch.look()]
-        keeper.turn(is_updating=_is_updating(runner.position))
+        keeper.turn(is_updating=_is_updating(runner.position), is_moving=runner.position.course is not None)
         # First of all: whoever is withdrawn is not to join again.
         runner.take(Withdrawn(names=keeper.withdrawn()))
         kinds = kinds_of(job.plan)
@@ -228,6 +241,8 @@ def _tell(runner: Runner, kind: UnitKind, news: UnitNews) -> None:
     match kind, news.what:
         case "router", "ready":
             runner.take(RouterCameUp())
+        case "engine", "awaited":
+            runner.take(EngineAwaited(name=news.unit))
         case "engine", "ended":
             runner.take(EngineEnded(name=news.unit))
         case "engine", "ready":

@@ -183,7 +183,7 @@ PLAN: Example = {
     },
     "audit": {"every_s": None, "hash_algorithm": "sha256", "impossible": None},
     "prometheus_url": None,
-    "port_span": [19000, 19064],
+    "ports": {"router internal": [19000, 1], "colocated-0 http": [19001, 1]},
     "offload_probe": "warn",
     "choices": [{"subject": "store transport", "value": "tcp, tuned", "reason": "one node"}],
     "findings": [],

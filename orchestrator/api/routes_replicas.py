@@ -1,4 +1,5 @@
-"""Restarts and drains of single processes of a job. A handler parses, makes one call of the service, and answers."""
+"""Restarts and drains of single processes of a job, and how many replicas a role has. A handler parses, makes one call
+of the service, and answers."""
 
 from __future__ import annotations
 
@@ -7,9 +8,17 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from fastapi.concurrency import run_in_threadpool
 
+from connectors.types import Role
 from orchestrator.api.operation_schemas import BEGUN, point_to
 from orchestrator.api.problems import declared
-from orchestrator.api.replica_schemas import LeaveBody, RequestList, RequestStatus, request_list, request_status
+from orchestrator.api.replica_schemas import (
+    LeaveBody,
+    RequestList,
+    RequestStatus,
+    ScaleBody,
+    request_list,
+    request_status,
+)
 from orchestrator.replica_service import ReplicaService
 from orchestrator.store.keeping import ReplicaRequest
 
@@ -29,6 +38,12 @@ def replica_routes(replicas: ReplicaService) -> APIRouter:
     async def drain_replica(name: str, replica: str, body: LeaveBody, response: Response) -> RequestStatus:
         """Send an engine no more requests, and no new weights, until it is undrained."""
         return _begun(response, await run_in_threadpool(replicas.drain, name, replica, force=body.force))
+
+    @routes.post("/roles/{role}/scale", status_code=202, responses=BEGUN)
+    async def scale_role(name: str, role: Role, body: ScaleBody, response: Response) -> RequestStatus:
+        """Give a role another number of replicas. New ones get requests once they have what the job serves; the last
+        ones leave first: they are drained, and their sessions move."""
+        return _begun(response, await run_in_threadpool(replicas.scale, name, role, body.replicas, force=body.force))
 
     @routes.post("/replicas/{replica}/undrain", status_code=202, responses=BEGUN)
     async def undrain_replica(name: str, replica: str, response: Response) -> RequestStatus:

@@ -1,7 +1,8 @@
 """JobSpec + ClusterFacts -> JobPlan. Pure and total: everything that can be decided before a process runs is decided
 here, and what must not run comes back as findings.
 
-`resolve.py` and `check.py` come before it, `supervisor/` and the launch backends after.
+`resolve.py` and `check.py` come before it, `supervisor/` and the launch backends after. `scale.py` plans a job anew
+that runs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from orchestrator.plan.front_units import plan_monitoring, plan_router
 from orchestrator.plan.memory import memory_findings
 from orchestrator.plan.placement import Placement, place
 from orchestrator.plan.pool_units import plan_pool
-from orchestrator.plan.port_map import PORTS_SETTING, PortMap, PortsExhausted
+from orchestrator.plan.port_map import PORTS_SETTING, PortBlocks, PortMap, PortsExhausted
 from orchestrator.plan.resolve import resolve_roles
 from orchestrator.plan.rules_base import CheckInput, error
 from orchestrator.plan.rules_network import outgoing_port_findings
@@ -29,8 +30,9 @@ from orchestrator.plan.weights import plan_weights
 from orchestrator.spec.job import JobSpec
 
 
-def build_plan(spec: JobSpec, facts: ClusterFacts) -> JobPlan:
-    """The whole plan. Its `errors` say why it must not be started; it can be looked at all the same.
+def build_plan(spec: JobSpec, facts: ClusterFacts, running: JobPlan | None = None) -> JobPlan:
+    """The whole plan. Its `errors` say why it must not be started; it can be looked at all the same. Of a job that runs
+    already by the plan `running`, engines keep their places and everything its ports.
 
     Raises:
         PlanRefused: the job file is so wrong that nothing can be laid out (a role's settings do not resolve, a
@@ -46,6 +48,7 @@ def build_plan(spec: JobSpec, facts: ClusterFacts) -> JobPlan:
         platform=abilities.platform,
         share_gpus=spec.launch.share_gpus,
         must_fit=local,
+        standing={engine.name: engine for engine in running.engines} if running else {},
     )
     complaints = (*resolved.complaints, *(placement.complaints if local else ()))
     if complaints:
@@ -53,7 +56,7 @@ def build_plan(spec: JobSpec, facts: ClusterFacts) -> JobPlan:
     given = CheckInput(spec=spec, roles=effective.roles, placed=placement.engines, facts=facts, abilities=abilities)
     findings = (*check(given), *_no_room(placement))
     try:
-        return _lay_out(given, effective, findings)
+        return _lay_out(given, effective, findings, running.ports if running else {})
     except PortsExhausted as exhausted:
         mend = "set ports.base to the start of a longer free range, or stop another job"
         complaint = Complaint(field=PORTS_SETTING, problem=str(exhausted), mend=mend)
@@ -77,13 +80,16 @@ def refuse_errors(plan: JobPlan) -> None:
         raise PlanRefused(plan.job, complaints)
 
 
-def _lay_out(given: CheckInput, effective: EffectiveRoles, findings: tuple[Finding, ...]) -> JobPlan:
+def _lay_out(
+    given: CheckInput, effective: EffectiveRoles, findings: tuple[Finding, ...], standing: PortBlocks
+) -> JobPlan:
     spec, facts, abilities, roles, placed = given.spec, given.facts, given.abilities, given.roles, given.placed
     ports = PortMap(
         owner="\0".join((spec.name, str(facts.job_dir), facts.socket_dir.name)),
         user_base=spec.ports.base,
         reserved=facts.reserved_ports,
         taken=frozenset({spec.router.port}),
+        standing=standing,
     )
     pool = plan_pool(spec, roles, placed, facts, abilities, ports)
     engines = plan_engines(spec, roles, placed, facts, abilities, effective.layout, pool, ports)
@@ -109,7 +115,7 @@ def _lay_out(given: CheckInput, effective: EffectiveRoles, findings: tuple[Findi
         weights=plan_weights(spec, facts),
         audit=plan_audit(spec.audit, roles),
         prometheus_url=monitoring.url,
-        port_span=ports.span,
+        ports=ports.given,
         offload_probe=spec.checks.offload_probe,
         choices=(*effective.choices, *engines.choices, *_store_choices(spec, pool is not None)),
         findings=tuple(sorted(found, key=lambda finding: finding.severity)),

@@ -174,11 +174,7 @@ class _EnginePorts:
 def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap) -> tuple[EnginePlan, LaunchUnit]:
     node, sizes = placed.node, placed.role.sizes
     joins_pool = shared.pool is not None and isinstance(placed.role.offload, MooncakeOffload)
-    own = _EnginePorts(
-        http=ports.one(node.name),
-        side_channel=ports.block(node.name, sizes.data) if placed.role.role != "colocated" else None,
-        store=ports.block(node.name, mooncake.TRANSFER_PORTS_PER_CLIENT * sizes.ranks) if joins_pool else None,
-    )
+    own = _own_ports(placed, ports, joins_pool=joins_pool)
     host = node.address if shared.one_node else "0.0.0.0"
     url = f"http://{url_host(node.address)}:{own.http}"
     token = token_file(shared.facts.job_dir)
@@ -208,6 +204,17 @@ def _plan_engine(placed: Placed, args: JsonDict, shared: _Shared, ports: PortMap
         token_file=str(token),
     )
     return engine, unit
+
+
+def _own_ports(placed: Placed, ports: PortMap, *, joins_pool: bool) -> _EnginePorts:
+    name, node, sizes = placed.name, placed.node.name, placed.role.sizes
+    has_handoffs = placed.role.role != "colocated"
+    store_ports = mooncake.TRANSFER_PORTS_PER_CLIENT * sizes.ranks
+    return _EnginePorts(
+        http=ports.one(node, f"{name} http"),
+        side_channel=ports.block(node, f"{name} side channel", sizes.data) if has_handoffs else None,
+        store=ports.block(node, f"{name} store", store_ports) if joins_pool else None,
+    )
 
 
 def _engine_environment(placed: Placed, own: _EnginePorts, shared: _Shared) -> dict[str, str]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from deploy.unit import HttpProbe, LaunchUnit, ListenPort, PlannedFile
 from monitoring.dashboards.overview import overview
 from monitoring.rules import plan_rules
-from monitoring.scrape import Target, prometheus_config
+from monitoring.scrape import Target, engine_targets, prometheus_config
 from monitoring.stack import grafana_provisioning, prometheus_argv
 from orchestrator.plan.addresses import token_file, url_host
 from orchestrator.plan.engine_units import handoff_lease_s
@@ -64,7 +64,7 @@ def plan_router(spec: JobSpec, engines: Sequence[EnginePlan], facts: ClusterFact
         host=spec.router.host or (head.address if one_node else "0.0.0.0"),
         port=spec.router.port,
         internal_host=head.address,
-        internal_port=ports.one(head.name),
+        internal_port=ports.one(head.name, f"{ROUTER} internal"),
         engines=tuple(EngineEndpoint(name=engine.name, role=engine.role, url=engine.url) for engine in engines),
         policy=_policy(spec.router),
         handoff_lease_s=handoff_lease_s(spec),
@@ -139,23 +139,26 @@ def plan_monitoring(
         return MonitoringUnits(url=None, units=(), files=())
     folder = facts.job_dir / "monitoring"
     head = facts.nodes[0]
-    port = ports.one(head.name)
+    port = ports.one(head.name, f"{PROMETHEUS} http")
     host = url_host(head.address)
     url = f"http://{host}:{port}"
     interval = spec.monitoring.scrape_interval
-    config, rules = folder / "prometheus.yml", folder / "plan.rules.yml"
+    config, rules, engines_file = folder / "prometheus.yml", folder / "plan.rules.yml", folder / "engines.json"
+    targets = _targets(engines, pool, router, head.name)
     files = [
         _file(
             config,
             prometheus_config(
                 spec.name,
-                _targets(engines, pool, router, head.name),
+                targets,
                 [str(rules)],
                 interval,
+                engines_file=str(engines_file),
                 engine_token_file=router.token_file,
             ),
         ),
-        _file(rules, plan_rules(spec.name, _replicas(engines), pool.capacity_bytes if pool else 0)),
+        _file(engines_file, engine_targets(spec.name, targets)),
+        _file(rules, plan_rules(spec.name, pool.capacity_bytes if pool else 0)),
         _file(folder / "dashboards" / "overview.json", json.dumps(overview(spec.name), indent=2) + "\n"),
     ]
     provisioning = grafana_provisioning(url, str(folder / "dashboards"), interval)
@@ -201,13 +204,6 @@ def _targets(engines: Sequence[EnginePlan], pool: PoolPlan | None, router: Route
         Target(name=ROUTER, role="router", replica=ROUTER, node=head, address=address, metrics_path="/metrics")
     )
     return targets
-
-
-def _replicas(engines: Sequence[EnginePlan]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for engine in engines:
-        counts[engine.role] = counts.get(engine.role, 0) + 1
-    return counts
 
 
 def _file(path: Path, text: str) -> PlannedFile:

@@ -1,18 +1,20 @@
 """Replicas -> nodes, GPUs and cores.
 
 GPU engines take whole GPUs of one node, in order. CPU engines are spread over the nodes in turn; each rank is bound to
-cores of its own, because unbound engines on one machine fight for them.
+cores of its own, because unbound engines on one machine fight for them. Engines that run already stay where they are,
+and what they have is nobody else's; a CPU engine that is added to them shares cores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from connectors.types import Platform
 from orchestrator.errors import Complaint
 from orchestrator.plan.facts import NodeFacts
 from orchestrator.plan.resolve import RoleConfig
+from orchestrator.plan.types import EnginePlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,20 +42,30 @@ def place(
     platform: Platform,
     share_gpus: bool,
     must_fit: bool,
+    standing: Mapping[str, EnginePlan],
 ) -> Placement:
-    """Place every replica, in the order of roles and replicas."""
+    """Place every replica, in the order of roles and replicas. `standing`: those that run already."""
     if platform == "cpu":
-        return _place_on_cores(roles, nodes)
-    return _place_on_gpus(roles, nodes, share_gpus=share_gpus, must_fit=must_fit)
+        return _place_on_cores(roles, nodes, standing)
+    return _place_on_gpus(roles, nodes, standing, share_gpus=share_gpus, must_fit=must_fit)
 
 
 def _replicas(roles: Sequence[RoleConfig]) -> list[tuple[str, RoleConfig]]:
     return [(f"{role.role}-{index}", role) for role in roles for index in range(role.replicas)]
 
 
-def _place_on_cores(roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts]) -> Placement:
+def _place_on_cores(
+    roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], standing: Mapping[str, EnginePlan]
+) -> Placement:
+    by_name = {node.name: node for node in nodes}
     placed = [
-        Placed(name=name, role=role, node=nodes[index % len(nodes)], gpus=(), cores=())
+        Placed(
+            name=name,
+            role=role,
+            node=by_name[standing[name].node] if name in standing else nodes[index % len(nodes)],
+            gpus=(),
+            cores=(),
+        )
         for index, (name, role) in enumerate(_replicas(roles))
     ]
     bound: dict[str, Placed] = {}
@@ -62,7 +74,8 @@ def _place_on_cores(roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts]) -> 
         groups = _core_groups(node.cores, sum(engine.role.sizes.ranks for engine in here))
         for engine in here:
             ranks = engine.role.sizes.ranks
-            bound[engine.name] = replace(engine, cores=tuple(groups[:ranks]))
+            cores = standing[engine.name].cores if engine.name in standing else tuple(groups[:ranks])
+            bound[engine.name] = replace(engine, cores=cores)
             groups = groups[ranks:]
     return Placement(engines=tuple(bound[engine.name] for engine in placed), complaints=())
 
@@ -78,26 +91,44 @@ def _core_groups(cores: Sequence[int], ranks: int) -> list[tuple[int, ...]]:
 
 
 def _place_on_gpus(
-    roles: Sequence[RoleConfig], nodes: Sequence[NodeFacts], *, share_gpus: bool, must_fit: bool
+    roles: Sequence[RoleConfig],
+    nodes: Sequence[NodeFacts],
+    standing: Mapping[str, EnginePlan],
+    *,
+    share_gpus: bool,
+    must_fit: bool,
 ) -> Placement:
-    used = {node.name: 0 for node in nodes}
+    by_name = {node.name: node for node in nodes}
+    free = {node.name: _free_gpus(node, standing) for node in nodes}
+    turns = {node.name: node.gpus - len(free[node.name]) for node in nodes}
     placed: list[Placed] = []
     complaints: list[Complaint] = []
     for name, role in _replicas(roles):
+        if name in standing:
+            its = standing[name]
+            placed.append(Placed(name=name, role=role, node=by_name[its.node], gpus=its.gpus, cores=()))
+            continue
         need = role.sizes.ranks
-        node = next((node for node in nodes if used[node.name] + need <= node.gpus), None)
+        node = next((node for node in nodes if need <= len(free[node.name])), None)
         if node is None and share_gpus:
-            node = min((node for node in nodes if node.gpus >= need), key=lambda node: used[node.name], default=None)
+            node = min((node for node in nodes if node.gpus >= need), key=lambda node: turns[node.name], default=None)
         if node is None:
             complaints.append(_no_room(role, need, nodes))
             if must_fit:
                 continue
-            node = min(nodes, key=lambda node: used[node.name])
-        first, ids = used[node.name], node.gpu_ids
-        gpus = tuple(ids[(first + index) % len(ids)] for index in range(min(need, len(ids))))
-        used[node.name] += need
+            node = min(nodes, key=lambda node: turns[node.name])
+        here, ids = free[node.name], node.gpu_ids
+        taken = [ids[(turns[node.name] + index) % len(ids)] for index in range(min(need, len(ids)))]
+        gpus = tuple(here[:need] if need <= len(here) else taken)
+        free[node.name] = here[need:]
+        turns[node.name] += need
         placed.append(Placed(name=name, role=role, node=node, gpus=gpus, cores=()))
     return Placement(engines=tuple(placed), complaints=tuple(dict.fromkeys(complaints)))
+
+
+def _free_gpus(node: NodeFacts, standing: Mapping[str, EnginePlan]) -> list[str]:
+    held = {gpu for engine in standing.values() if engine.node == node.name for gpu in engine.gpus}
+    return [gpu for gpu in node.gpu_ids if gpu not in held]
 
 
 def _no_room(role: RoleConfig, need: int, nodes: Sequence[NodeFacts]) -> Complaint:

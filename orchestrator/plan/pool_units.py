@@ -71,8 +71,8 @@ def plan_pool(
         settings = store_argv.MasterSettings(
             program=abilities.mooncake_master or "mooncake_master",
             bind_host=bind_host,
-            rpc_port=ports.one(head.name),
-            metrics_port=ports.one(head.name),
+            rpc_port=ports.one(head.name, f"{MASTER} rpc"),
+            metrics_port=ports.one(head.name, f"{MASTER} metrics"),
             lease_ttl_s=lease_ttl_s(spec, pooled),
             disk_tier=any(lender.disk is not None for lender in lenders),
             extra_flags=spec.pool.master_flags,
@@ -204,8 +204,8 @@ def _client_unit(
     settings = store_argv.ClientSettings(
         program=abilities.mooncake_client or "mooncake_client",
         host=lender.node.address,
-        port=ports.one(lender.node.name),
-        transfer_ports=ports.block(lender.node.name, TRANSFER_PORTS_PER_CLIENT),
+        port=ports.one(lender.node.name, f"{lender.name} service"),
+        transfer_ports=ports.block(lender.node.name, f"{lender.name} transfers", TRANSFER_PORTS_PER_CLIENT),
         master_address=master_address,
         protocol=spec.pool.protocol,
         device_names=spec.pool.device_names,

@@ -10,6 +10,7 @@ from pydantic import PlainSerializer, TypeAdapter
 from connectors.types import Choice, Role
 from deploy.unit import LaunchUnit, PlannedFile
 from orchestrator.plan.audit import AuditPlan
+from orchestrator.plan.port_map import PortBlocks
 from orchestrator.plan.weights import WeightsPlan
 from orchestrator.spec.difference import asked_for
 from orchestrator.spec.job import JobSpec
@@ -97,8 +98,8 @@ class JobPlan:
     weights: WeightsPlan
     audit: AuditPlan
     prometheus_url: str | None
-    port_span: tuple[int, int]
-    """(first, end) of the ports that no other job may plan, `end` excluded; router.port comes on top."""
+    ports: PortBlocks
+    """By what they are for; router.port comes on top."""
     offload_probe: Literal["fail", "warn", "off"]
     choices: tuple[Choice, ...]
     findings: tuple[Finding, ...]

@@ -21,11 +21,13 @@ from orchestrator.store.database import Database
 EventKind = Literal[
     "job_phase",
     "job_adopted",
+    "job_replanned",
     "process_started",
     "process_restarted",
     "process_ready",
     "process_ended",
     "process_given_up",
+    "process_removed",
     "request_asked",
     "request_ended",
     "update_asked",
@@ -38,9 +40,10 @@ EventKind = Literal[
     "engine_fenced",
     "remark",
 ]
-"""process_given_up: it ended too often. request_*: a restart or drain of one process. job_adopted: a process goes on
-with a job that it did not find at its beginning. update_phase: also of engines that join. engine_joined: the router may
-send it requests. engine_fenced: it takes none. remark: for a person to know."""
+"""process_given_up: it ended too often. process_removed: the plan has it no more. request_*: a restart or drain of one
+process, or a scaled role. job_adopted: a process goes on with a job that it did not find at its beginning.
+job_replanned: a role has another number of replicas. update_phase: also of engines that join. engine_joined: the router
+may send it requests. engine_fenced: it takes none. remark: for a person to know."""
 KEPT_PER_JOB = 10_000
 KEPT_S = 30 * 24 * 3600.0
 PRUNED_EVERY = 257

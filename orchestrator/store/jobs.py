@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from deploy.unit import RunContext, UnitRecord
 from orchestrator.errors import HeadraceError, JobExists, JobUnknown, ProcessUnknown
+from orchestrator.plan.port_map import ports_of
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
 from orchestrator.store.database import Database
 from orchestrator.store.events import Event, EventKind, EventStore, note
@@ -128,9 +129,7 @@ class JobStore:
         """
         with self._database.transaction() as connection:
             _refuse_recorded(connection, plan.job)
-            clash = sorted(planned_ports(plan) & _reserved_ports(connection, except_job=plan.job))
-            if clash:
-                raise PortsReserved(f"ports {', '.join(map(str, clash))} of job {plan.job!r} belong to another job")
+            _refuse_reserved(connection, plan)
             connection.execute("DELETE FROM jobs WHERE name = ?", (plan.job,))
             connection.execute(
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'starting', '', ?, ?, NULL, NULL, NULL)",
@@ -179,13 +178,13 @@ class JobStore:
                 units[row["job"], row["run_id"]].append(_unit(row))
             return [
                 JobHead(**_head(row), units=tuple(units[row["name"], row["run_id"]]))
-                for row in connection.execute(f"SELECT {_HEAD_COLUMNS} FROM jobs ORDER BY name")
+                for row in connection.execute(f"SELECT {', '.join(_HEAD)} FROM jobs ORDER BY name")
             ]
 
     def head(self, name: str) -> JobHead | None:
         """None where no job of this name is recorded."""
         with self._database.reading() as connection:
-            row = connection.execute(f"SELECT {_HEAD_COLUMNS} FROM jobs WHERE name = ?", (name,)).fetchone()
+            row = connection.execute(f"SELECT {', '.join(_HEAD)} FROM jobs WHERE name = ?", (name,)).fetchone()
             return None if row is None else JobHead(**_head(row), units=_units(connection, row))
 
     def names(self) -> list[str]:
@@ -256,6 +255,28 @@ class JobStore:
             event = Event(kind=kind, process=record.name, text=text, data={"pid": record.pid, "node": record.node})
             note(connection, job, event, now)
 
+    def remove_unit(self, job: str, run_id: str, name: str, now: float) -> None:
+        """Forget a process that was ended because the plan has it no more, and how its lives ended."""
+        with self._database.transaction() as connection:
+            where = "WHERE job = ? AND run_id = ? AND name = ?"
+            if connection.execute(f"DELETE FROM units {where}", (job, run_id, name)).rowcount:
+                connection.execute("DELETE FROM unit_ends WHERE job = ? AND unit = ?", (job, name))
+                note(connection, job, Event(kind="process_removed", process=name, text=f"{name} was removed"), now)
+
+    def replan(self, run_id: str, plan: JobPlan, now: float) -> None:
+        """Let a job that serves go by another plan from now on.
+
+        Raises:
+            PortsReserved: another job has some of its ports.
+        """
+        with self._database.transaction() as connection:
+            _refuse_reserved(connection, plan)
+            change = "UPDATE jobs SET plan = ? WHERE name = ? AND run_id = ?"
+            connection.execute(change, (plan_to_json(plan), plan.job, run_id))
+            engines: Counter[str] = Counter(engine.role for engine in plan.engines)
+            text = f"planned anew: {', '.join(f'{count} {role}' for role, count in engines.items())}"
+            note(connection, plan.job, Event(kind="job_replanned", text=text, data=dict(engines)), now)
+
     def set_ready(self, job: str, run_id: str, unit: str, now: float) -> None:
         with self._database.transaction() as connection:
             done = connection.execute(
@@ -297,7 +318,7 @@ def ended_event(record: UnitRecord, exit_code: int | None) -> Event:
 def planned_ports(plan: JobPlan) -> frozenset[int]:
     """Every port that no other job may plan while this one lives."""
     listed = {port.port for unit in plan.units for port in unit.ports}
-    return frozenset(listed.union(range(*plan.port_span)))
+    return frozenset(listed | ports_of(plan.ports))
 
 
 def _refuse_recorded(connection: sqlite3.Connection, name: str) -> None:
@@ -305,6 +326,12 @@ def _refuse_recorded(connection: sqlite3.Connection, name: str) -> None:
     if row is not None and row["phase"] not in ENDED:
         mend = f"stop it with `headrace down {name}`, or give this one another name"
         raise JobExists(f"job {name!r} is already recorded as {row['phase']}; {mend}")
+
+
+def _refuse_reserved(connection: sqlite3.Connection, plan: JobPlan) -> None:
+    clash = sorted(planned_ports(plan) & _reserved_ports(connection, except_job=plan.job))
+    if clash:
+        raise PortsReserved(f"ports {', '.join(map(str, clash))} of job {plan.job!r} belong to another job")
 
 
 def _reserved_ports(connection: sqlite3.Connection, except_job: str) -> frozenset[int]:
@@ -341,26 +368,14 @@ def _units(connection: sqlite3.Connection, row: sqlite3.Row) -> tuple[StoredUnit
     return tuple(_unit(unit) for unit in connection.execute(query, (row["name"], row["run_id"])))
 
 
-_HEAD_COLUMNS = (
-    "name, run_id, directory, socket_dir, phase, reason, created_at, phase_at, opened_at, stop_asked_at, drain_until"
-)
+_HEAD = [field.name for field in fields(JobHead) if field.name != "units"]
+"""Columns have the names of what they are read into."""
 
 
 def _head(row: sqlite3.Row) -> dict[str, Any]:
     """All of it but the units."""
-    return {
-        "name": row["name"],
-        "run_id": row["run_id"],
-        "directory": Path(row["directory"]),
-        "socket_dir": Path(row["socket_dir"]),
-        "phase": row["phase"],
-        "reason": row["reason"],
-        "created_at": row["created_at"],
-        "phase_at": row["phase_at"],
-        "opened_at": row["opened_at"],
-        "stop_asked_at": row["stop_asked_at"],
-        "drain_until": row["drain_until"],
-    }
+    paths = {column: Path(row[column]) for column in ("directory", "socket_dir")}
+    return {column: row[column] for column in _HEAD} | paths
 
 
 def _unit(row: sqlite3.Row) -> StoredUnit:

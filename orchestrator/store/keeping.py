@@ -1,4 +1,4 @@
-"""What has to survive of keeping a job's processes: how their lives ended, and what somebody has asked of one of them.
+"""What has to survive of keeping a job's processes: how their lives ended, and what somebody has asked of them.
 
 `supervisor/watch.py` notes ends, `replica_service.py` requests; `supervision.py` carries requests out. All belongs to
 one run of a job, and goes with that run's record.
@@ -13,10 +13,11 @@ from typing import Literal
 
 from deploy.unit import UnitRecord
 from orchestrator.errors import RequestRefused, RequestUnknown
+from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
 from orchestrator.store.database import Database
 from orchestrator.store.events import Event, note
 
-RequestKind = Literal["restart", "drain", "undrain"]
+RequestKind = Literal["restart", "drain", "undrain", "scale"]
 RequestOutcome = Literal["done", "refused", "failed", "cancelled"]
 """cancelled: withdrawn before it was begun."""
 ENDS_KEPT = 50
@@ -36,7 +37,7 @@ class UnitEnd:
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaRequest:
-    """What somebody has asked of one process of a job."""
+    """What somebody has asked of one process of a job, or of all replicas of a role."""
 
     job: str
     run_id: str
@@ -44,11 +45,14 @@ class ReplicaRequest:
     """From 1 up within a run of the job."""
     kind: RequestKind
     unit: str
+    """The process; the role that is scaled."""
     why: str
     """In words, for whoever looks."""
     is_forced: bool
     life: str
-    """The one that a restart is to end."""
+    """The one that a restart is to end; empty where a role is scaled."""
+    replicas: int | None
+    """How many a scaled role is to have."""
     asked_at: float
     begun_at: float | None
     outcome: RequestOutcome | None
@@ -107,22 +111,43 @@ class KeepingStore:
             RequestRefused: one about this unit has not ended yet, or the job is in another run.
         """
         with self._database.transaction() as connection:
-            if not _is_present(connection, job, run_id):
-                raise RequestRefused(f"job {job!r} is in another run")
-            query = "SELECT number FROM replica_requests WHERE job = ? AND unit = ? AND outcome = ''"
-            open_one = connection.execute(query, (job, record.name)).fetchone()
-            if open_one is not None:
-                raise RequestRefused(f"request {open_one['number']} about {record.name} has not ended yet")
-            query = "SELECT COALESCE(MAX(number), 0) + 1 AS number FROM replica_requests WHERE job = ?"
-            number = int(connection.execute(query, (job,)).fetchone()["number"])
+            number = _next_number(connection, job, run_id, record.name)
             connection.execute(
-                "INSERT INTO replica_requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, '', '', NULL)",
+                "INSERT INTO replica_requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, NULL, '', '', NULL, NULL, NULL)",
                 (job, number, kind, record.name, why, is_forced, life_of(record), now),
             )
             text = f"request {number}: {kind} {record.name}{': ' + why if why else ''}"
             data = {"number": number, "request": kind, "forced": is_forced}
             note(connection, job, Event(kind="request_asked", text=text, process=record.name, data=data), now)
             return number
+
+    def ask_scale(self, run_id: str, role: str, replicas: int, plan: JobPlan, *, is_forced: bool, now: float) -> int:
+        """Note that a job is to go by this plan, in which the role has so many replicas; the request's number.
+
+        Raises:
+            RequestRefused: the job is being scaled already, or is in another run.
+        """
+        job = plan.job
+        with self._database.transaction() as connection:
+            number = _next_number(connection, job, run_id, role)
+            query = "SELECT number FROM replica_requests WHERE job = ? AND kind = 'scale' AND outcome = ''"
+            open_one = connection.execute(query, (job,)).fetchone()
+            if open_one is not None:
+                raise RequestRefused(f"request {open_one['number']} scales the job already; wait for its end")
+            connection.execute(
+                "INSERT INTO replica_requests VALUES (?, ?, 'scale', ?, '', ?, '', ?, NULL, '', '', NULL, ?, ?)",
+                (job, number, role, is_forced, now, replicas, plan_to_json(plan)),
+            )
+            data = {"number": number, "request": "scale", "role": role, "replicas": replicas, "forced": is_forced}
+            text = f"request {number}: scale {role} to {replicas}"
+            note(connection, job, Event(kind="request_asked", text=text, data=data), now)
+            return number
+
+    def plan_of(self, job: str, number: int) -> JobPlan:
+        """Of a request that scales a role."""
+        query = "SELECT plan FROM replica_requests WHERE job = ? AND number = ?"
+        with self._database.reading() as connection:
+            return plan_from_json(connection.execute(query, (job, number)).fetchone()["plan"])
 
     def begin(self, job: str, number: int, now: float) -> None:
         """Before anything of it is done. One that was withdrawn is not begun."""
@@ -172,12 +197,43 @@ class KeepingStore:
 
 
 def drained(requests: Sequence[ReplicaRequest]) -> frozenset[str]:
-    """The replicas that are to get no requests: those whose newest drain or undrain that was begun is a drain."""
-    newest = {each.unit: each.kind for each in requests if each.kind != "restart" and each.begun_at is not None}
-    return frozenset(unit for unit, kind in newest.items() if kind == "drain")
+    """The replicas that are to get no requests: those whose newest drain or undrain that was begun is a drain, and that
+    were not removed since."""
+    found: set[str] = set()
+    for request in (each for each in requests if each.begun_at is not None):
+        match request.kind:
+            case "drain":
+                found.add(request.unit)
+            case "undrain":
+                found.discard(request.unit)
+            case "scale":
+                found.difference_update([name for name in found if is_beyond(name, request)])
+    return frozenset(found)
 
 
-_REQUESTS = "SELECT replica_requests.*, run_id FROM replica_requests JOIN jobs ON name = job"
+def is_beyond(replica: str, scale: ReplicaRequest) -> bool:
+    """Whether a scaled role has no replica of this name any more."""
+    role, _, index = replica.rpartition("-")
+    return role == scale.unit and scale.replicas is not None and int(index) >= scale.replicas
+
+
+_REQUESTS = (
+    "SELECT job, run_id, number, kind, unit, why, is_forced, life, asked_at, begun_at, outcome, note, ended_at,"
+    " replicas FROM replica_requests JOIN jobs ON name = job"
+)
+"""Without the plan, which is long."""
+
+
+def _next_number(connection: sqlite3.Connection, job: str, run_id: str, about: str) -> int:
+    """Raises `RequestRefused`."""
+    if not _is_present(connection, job, run_id):
+        raise RequestRefused(f"job {job!r} is in another run")
+    query = "SELECT number FROM replica_requests WHERE job = ? AND unit = ? AND outcome = ''"
+    open_one = connection.execute(query, (job, about)).fetchone()
+    if open_one is not None:
+        raise RequestRefused(f"request {open_one['number']} about {about} has not ended yet")
+    query = "SELECT COALESCE(MAX(number), 0) + 1 AS number FROM replica_requests WHERE job = ?"
+    return int(connection.execute(query, (job,)).fetchone()["number"])
 
 
 def _end(
@@ -198,7 +254,8 @@ def _end(
     if done.rowcount:
         text = f"request {request.number}: {request.kind} {request.unit}: {outcome}{': ' + why if why else ''}"
         data = {"number": request.number, "request": request.kind, "outcome": outcome}
-        note(connection, job, Event(kind="request_ended", text=text, process=request.unit, data=data), now)
+        process = "" if request.kind == "scale" else request.unit
+        note(connection, job, Event(kind="request_ended", text=text, process=process, data=data), now)
     return done.rowcount > 0
 
 
@@ -217,6 +274,7 @@ def _request(row: sqlite3.Row) -> ReplicaRequest:
         why=row["why"],
         is_forced=bool(row["is_forced"]),
         life=row["life"],
+        replicas=row["replicas"],
         asked_at=row["asked_at"],
         begun_at=row["begun_at"],
         outcome=row["outcome"] or None,

@@ -100,6 +100,8 @@ Table(
     Column("outcome", Text, nullable=False),
     Column("note", Text, nullable=False),
     Column("ended_at", REAL),
+    Column("replicas", Integer),
+    Column("plan", Text),
     Index("replica_requests_by_outcome", "outcome", "asked_at"),
 )
 Table(

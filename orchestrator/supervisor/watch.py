@@ -1,4 +1,5 @@
-"""Watches the processes of a running job: says which have ended and which are ready again, and starts them again.
+"""Watches the processes of a running job: says which have ended and which are ready again, and starts them again. What
+the plan has and nobody has started yet is started as well, and what it has no more is ended.
 
 `upkeep.py` decides which are started now, on what is seen here. All that has to survive are the ends of lives
 (`store/keeping.py`): the rest is seen again by whoever watches next.
@@ -9,8 +10,9 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from deploy.backend import Backend
@@ -35,8 +37,8 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class UnitNews:
     unit: str
-    what: Literal["ended", "ready"]
-    """ended: also one that was found not ready yet."""
+    what: Literal["awaited", "ended", "ready"]
+    """awaited: at the first look, its life has not been ready yet, or it has had none."""
 
 
 class Watch:
@@ -52,7 +54,9 @@ class Watch:
         self._job = job
         self._kinds = kinds_of(job.plan)
         self._units = {unit.name: unit for unit in job.plan.units}
-        self._ready: dict[str, UnitRecord | None] = {stored.record.name: stored.record for stored in job.units}
+        self._ready: dict[str, UnitRecord | None] = {
+            stored.record.name: stored.record for stored in job.units if stored.ready_at is not None
+        }
         """The life of each that was ready when it was last looked at."""
         self._ends = keeping.ends(job.name)
         self._noted: set[str] = set()
@@ -61,9 +65,11 @@ class Watch:
         """The life of each whose death is on record as an event."""
         self._replaced: dict[str, str] = {}
         """Whose life is to make way for another one, though it lives."""
-        self._starting: threading.Thread | None = None
+        self._acting: threading.Thread | None = None
         self.units: Mapping[str, StoredUnit] = {}
-        """As they were at the last look."""
+        """Those of the plan that were started, as they were at the last look."""
+        self.surplus: Sequence[UnitRecord] = ()
+        """Of processes that the plan has no more."""
         self.states: Mapping[str, LifeState] = {}
         self.given_up: Mapping[str, Row] = {}
         """Which are not started any more."""
@@ -71,15 +77,20 @@ class Watch:
     def look(self) -> Iterator[UnitNews]:
         """What has changed since the last look; at the first, who is not ready."""
         job = self._store.get(self._job.name)
-        self.units = {stored.record.name: stored for stored in job.units}
+        self.units = {stored.record.name: stored for stored in job.units if stored.record.name in self._units}
+        self.surplus = [record for record in job.records if record.name not in self._units]
         statuses = self._backend.poll(job.run, job.records)
-        self.states = {name: self._state(stored, statuses[name]) for name, stored in self.units.items()}
+        states = {name: self._state(stored, statuses[name]) for name, stored in self.units.items()}
+        self.states = {name: states.get(name, "ended") for name in self._kinds}
+        for name in self._units.keys() - self._ready.keys():
+            self._ready[name] = None
+            yield UnitNews(unit=name, what="awaited")
         for name, stored in self.units.items():
             self._note_death(stored.record, statuses[name])
             if self.states[name] == "ended":
                 self._note(stored, _cause(stored, statuses[name], self._units[name]))
             yield from self._news(stored.record, is_ready=self.states[name] == "ready")
-        self._start_some()
+        self._go_on()
 
     def restart(self, name: str, why: str) -> None:
         """Somebody cannot use the life that the unit has: it is one that has ended. Returns at once. A life that is not
@@ -136,19 +147,18 @@ class Watch:
         self._keeping.note_end(self._job.name, self._job.run_id, name, life, end)
         self._ends = self._keeping.ends(self._job.name)
 
-    def _start_some(self) -> None:
-        """One at a time, beside the looks: ending a process takes seconds."""
+    def _go_on(self) -> None:
+        """Start and end processes one at a time, beside the looks: ending one takes seconds."""
         up = upkeep(
             [
                 UnitSight(
                     name=name,
                     kind=kind,
                     state=self.states[name],
-                    is_replaced=self._replaced.get(name) == life_of(self.units[name].record),
+                    is_replaced=name in self.units and self._replaced.get(name) == life_of(self.units[name].record),
                     row=self.row(name),
                 )
                 for name, kind in self._kinds.items()
-                if name in self.units
             ],
             time.time(),
         )
@@ -156,38 +166,60 @@ class Watch:
             text = f"{name} is given up: {up.given_up[name]}"
             self._store.events.note(self._job.name, Event(kind="process_given_up", process=name, text=text))
         self.given_up = up.given_up
-        if up.start and (self._starting is None or not self._starting.is_alive()):
-            self._starting = threading.Thread(target=self._start, args=(self.units[up.start[0]],), daemon=True)
-            self._starting.start()
+        if self._acting is not None and self._acting.is_alive():
+            return
+        if self.surplus:
+            self._beside(partial(self._remove, self.surplus[0]))
+        elif up.start:
+            name = up.start[0]
+            self._beside(partial(self._start, name, self.units[name].record if name in self.units else None))
 
-    def _start(self, stored: StoredUnit) -> None:
-        """End what is left of this life of a unit, and start another."""
-        job, name = self._job, stored.record.name
+    def _beside(self, act: Callable[[], None]) -> None:
+        self._acting = threading.Thread(target=act, daemon=True)
+        self._acting.start()
+
+    def _start(self, name: str, before: UnitRecord | None) -> None:
+        """End what is left of a unit's life before, if it had one, and start another."""
+        job, unit = self._job, self._units[name]
         lock = DriverLock(job.directory)
         try:
-            if not lock.acquire() or not self._may_start():
+            if not lock.acquire() or not self._may_act() or self._newest(name) != before:
                 return
-            newest = next(each.record for each in self._store.get(job.name).units if each.record.name == name)
-            if newest != stored.record:
-                return
-            left = self._backend.stop(job.run, [newest], self._units[name].stop_grace_s)
-            if left:
+            if before is None:
+                self._backend.prepare(job.run, [unit], job.plan.files)
+            elif left := self._backend.stop(job.run, [before], unit.stop_grace_s):
                 self._fail(name, f"these processes of it could not be ended: {', '.join(map(str, left))}")
-            elif self._may_start():
-                record = self._backend.start(job.run, self._units[name])
+                return
+            if self._may_act():
+                record = self._backend.start(job.run, unit)
                 self._store.add_unit(job.name, job.run_id, record, time.time())
-                _log.info("%s was started again", name)
+                _log.info("%s was started%s", name, " again" if before else "")
         except (HeadraceError, DeployError) as error:
             self._fail(name, f"it could not be started: {error}")
         finally:
             lock.release()
+
+    def _remove(self, record: UnitRecord) -> None:
+        """End a process that the plan has no more. What could not be ended now is tried again."""
+        job, grace_s = self._job, self._job.plan.spec.launch.stop_grace
+        lock = DriverLock(job.directory)
+        try:
+            if lock.acquire() and self._may_act() and not self._backend.stop(job.run, [record], grace_s):
+                self._store.remove_unit(job.name, job.run_id, record.name, time.time())
+        except HeadraceError as error:
+            _log.warning("%s is not removed yet: %s", record.name, error)
+        finally:
+            lock.release()
+
+    def _newest(self, name: str) -> UnitRecord | None:
+        return next((each for each in self._store.get(self._job.name).records if each.name == name), None)
 
     def _fail(self, name: str, why: str) -> None:
         """A life that did not come to be."""
         now = time.time()
         self._end(name, f"none, at {now}", UnitEnd(at=now, ready_s=0.0, cause=why))
 
-    def _may_start(self) -> bool:
+    def _may_act(self) -> bool:
         return self._store.is_serving(self._job.name, self._job.run_id)
 
 

@@ -101,6 +101,20 @@ class Drain:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Introduce:
+    """The router does not know this replica yet."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dismiss:
+    """The job has this replica no more."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class PublishEpoch:
     """These lives of replicas hold this version, confirmed for this epoch."""
 
@@ -131,7 +145,7 @@ class Release:
 
 
 EngineAsk = ReadEngine | Prefetch | Pause | Serve | Load | ConfirmEpoch | Resume
-RouterAsk = ReadRouter | SetGate | HandleInFlight | Drain | PublishEpoch
+RouterAsk = ReadRouter | SetGate | HandleInFlight | Drain | Introduce | Dismiss | PublishEpoch
 PoolAsk = Purge | Wipe
 Ask = EngineAsk | RouterAsk | PoolAsk | Release
 

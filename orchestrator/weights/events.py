@@ -59,6 +59,13 @@ class EngineEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
+class EngineAwaited:
+    """The engine is to be there and is not yet: its first life is still to come."""
+
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class EngineCameUp:
     """A life of the engine answers, healthy and fenced."""
 
@@ -86,6 +93,7 @@ Event = (
     | EngineRead
     | RouterRead
     | EngineEnded
+    | EngineAwaited
     | EngineCameUp
     | Withdrawn
     | RouterCameUp

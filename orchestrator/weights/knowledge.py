@@ -12,7 +12,9 @@ from orchestrator.weights.acts import (
     ROUTER,
     Ask,
     ConfirmEpoch,
+    Dismiss,
     Drain,
+    Introduce,
     Load,
     Pause,
     Prefetch,
@@ -120,6 +122,8 @@ class Knowledge:
         match ask:
             case SetGate() | Drain() | PublishEpoch():
                 self._router_obeyed(ask)
+            case Introduce() | Dismiss():
+                self.router = None
             case Pause():
                 self.sealed.add(receiver)
                 self.engines[receiver] = None

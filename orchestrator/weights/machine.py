@@ -102,6 +102,9 @@ class Coordinator:
                 self._take_outcome(event, now)
             case events.EngineEnded():
                 self._give_up(event.name, "its process ended")
+            case events.EngineAwaited():
+                self._post.drop(event.name)
+                self._known.away.add(event.name)
             case events.EngineCameUp():
                 self._post.drop(event.name)
                 self._known.away.discard(event.name)

@@ -13,9 +13,11 @@ from orchestrator.weights.acts import (
     TRAINER,
     Ask,
     ConfirmEpoch,
+    Dismiss,
     Drain,
     EngineAsk,
     HandleInFlight,
+    Introduce,
     Load,
     Pause,
     PoolAsk,
@@ -110,7 +112,7 @@ def _router_need(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
         if name in router.replicas and not router.replicas[name].draining:
             return Drain(name=name, draining=True, timeout_s=0.0)
     if known.position.course is None:
-        return None
+        return _membership(known, router)
     course, limits = known.course, known.course.update.limits
     is_answered = ROUTER in known.answered
     match course.phase:
@@ -134,6 +136,17 @@ def _router_need(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
             return _publication(known, router)
         case "admit" | "open":
             return _admission(known, router)
+    return None
+
+
+def _membership(known: Knowledge, router: RouterFacts) -> RouterAsk | None:
+    """The router was started with the replicas of then."""
+    for name in known.present():
+        if name not in router.replicas:
+            return Introduce(name=name)
+    for name in router.replicas:
+        if name not in known.fleet:
+            return Dismiss(name=name)
     return None
 
 

@@ -56,12 +56,19 @@ class Receivers:
                 case acts.Release():
                     self._release(ask)
                     return Answered(order=order)
-                case acts.ReadRouter() | acts.SetGate() | acts.HandleInFlight() | acts.Drain() | acts.PublishEpoch():
+                case (
+                    acts.ReadRouter()
+                    | acts.SetGate()
+                    | acts.HandleInFlight()
+                    | acts.Drain()
+                    | acts.Introduce()
+                    | acts.Dismiss()
+                    | acts.PublishEpoch()
+                ):
                     with RouterClient(self.plan.router) as router:
-                        return _tell_router(router, ask, order)
+                        return self._tell_router(router, ask, order)
                 case _:
-                    engine = next(each for each in self.plan.engines if each.name == command.receiver)
-                    return self._tell_engine(engine, ask, order)
+                    return self._tell_engine(self._engine(command.receiver), ask, order)
         except (EngineRefused, RouterRefused, PoolCallFailed) as refused:
             return Answered(order=order, error=str(refused))
         except (EngineCallFailed, RouterCallFailed) as error:
@@ -95,6 +102,31 @@ class Receivers:
         return numbered(
             source, first_reader=sum(each.ranks for each in before), readers=sum(each.ranks for each in engines)
         )
+
+    def _engine(self, name: str) -> EnginePlan:
+        return next(each for each in self.plan.engines if each.name == name)
+
+    def _tell_router(self, router: RouterClient, ask: RouterAsk, order: Order) -> Event:
+        """Raises `RouterCallFailed`."""
+        match ask:
+            case acts.ReadRouter():
+                return RouterRead(order=order, facts=router.state())
+            case acts.SetGate():
+                router.set_gate(ask.gate, order, ask.timeout_s)
+            case acts.HandleInFlight():
+                router.handle_in_flight(ask.mode, order, ask.timeout_s)
+            case acts.Drain():
+                legs = router.drain(ask.name, order, draining=ask.draining, timeout_s=ask.timeout_s)
+                if legs and ask.draining and ask.timeout_s:
+                    return Answered(order=order, error=f"{legs} requests still run on {ask.name}")
+            case acts.Introduce():
+                engine = self._engine(ask.name)
+                router.add(engine.name, engine.role, engine.url, order)
+            case acts.Dismiss():
+                router.remove(ask.name, order)
+            case acts.PublishEpoch():
+                router.publish(ask.epoch, ask.version, ask.instances, order, committed=ask.committed)
+        return Answered(order=order)
 
     def _tell_engine(self, engine: EnginePlan, ask: EngineAsk, order: Order) -> Event:
         """Raises `EngineCallFailed`."""
@@ -158,21 +190,3 @@ def _read(client: EngineClient, *, takes_weights: bool) -> EngineFacts:
 
 def _verdict(order: Order, answer: WeightsAnswer) -> Answered:
     return Answered(order=order, error="" if answer.ok else answer.error or "no reason given")
-
-
-def _tell_router(router: RouterClient, ask: RouterAsk, order: Order) -> Event:
-    """Raises `RouterCallFailed`."""
-    match ask:
-        case acts.ReadRouter():
-            return RouterRead(order=order, facts=router.state())
-        case acts.SetGate():
-            router.set_gate(ask.gate, order, ask.timeout_s)
-        case acts.HandleInFlight():
-            router.handle_in_flight(ask.mode, order, ask.timeout_s)
-        case acts.Drain():
-            legs = router.drain(ask.name, order, draining=ask.draining, timeout_s=ask.timeout_s)
-            if legs and ask.draining and ask.timeout_s:
-                return Answered(order=order, error=f"{legs} requests still run on {ask.name}")
-        case acts.PublishEpoch():
-            router.publish(ask.epoch, ask.version, ask.instances, order, committed=ask.committed)
-    return Answered(order=order)

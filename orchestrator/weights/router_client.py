@@ -13,6 +13,7 @@ from typing import Any, Literal
 import httpx
 import msgspec
 
+from connectors.types import Role
 from orchestrator.plan.types import RouterPlan
 from orchestrator.spec.weights import InFlightMode
 from orchestrator.weights.words import Order, ReplicaFacts, RouterFacts
@@ -96,6 +97,14 @@ class RouterClient:
         answer = self._command(path, order, timeout_s, draining=draining, timeout_s=timeout_s)
         return int(answer["legs_in_flight"])
 
+    def add(self, name: str, role: Role, url: str, order: Order) -> None:
+        """It gets no requests before an epoch was published for it."""
+        self._command("/replicas", order, 0.0, name=name, role=role, url=url)
+
+    def remove(self, name: str, order: Order) -> None:
+        """What still runs on it is lost."""
+        self._call("DELETE", f"/replicas/{name}", order._asdict(), 0.0)
+
     def publish(self, epoch: int, version: str, instances: Mapping[str, str], order: Order, *, committed: int) -> None:
         """Tell who holds these weights: instances by replica."""
         replicas = [{"name": name, "instance": instance} for name, instance in instances.items()]
@@ -104,7 +113,9 @@ class RouterClient:
     def _command(self, path: str, order: Order, within_s: float, **fields: object) -> dict[str, Any]:
         return self._call("POST", path, {**fields, **order._asdict()}, within_s)
 
-    def _call(self, method: Literal["GET", "POST"], path: str, body: object, within_s: float) -> dict[str, Any]:
+    def _call(
+        self, method: Literal["GET", "POST", "DELETE"], path: str, body: object, within_s: float
+    ) -> dict[str, Any]:
         try:
             reply = self._http.request(method, path, json=body, timeout=within_s + CALL_S)
         except httpx.HTTPError as error:

@@ -246,6 +246,7 @@ class FakeFleet:
             keeping=self.keeping,
             supervision=self.supervision(),
             replicas=lambda _plan: self.receivers.outside().replicas,
+            facts=self.facts,
         )
 
     def supervision(self) -> Supervision:

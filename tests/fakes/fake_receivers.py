@@ -73,6 +73,12 @@ class FakeReceivers:
             handoffs_failed=self.handoffs_failed.get(name, 0),
         )
 
+    def add(self, name: str, role: Role) -> None:
+        """A first life, which the router has not heard of."""
+        with self._one_at_a_time:
+            self.engines[name] = engine = SimEngine(name, role, epoch=None)
+            engine.weights = engine.version = FIRST_VERSION
+
     def boot(self, name: str) -> None:
         """Another life, behind the same port."""
         with self._one_at_a_time:

@@ -48,7 +48,7 @@ def stub_plan(
         for unit, port in zip(plan.units, ports, strict=True)
     ]
     # Its own ports are nobody's: many such jobs have the same ones in their plans.
-    return replace(plan, units=tuple(units), port_span=(0, 0))
+    return replace(plan, units=tuple(units), ports={})
 
 
 def record(store: JobStore, plan: JobPlan) -> StoredJob:

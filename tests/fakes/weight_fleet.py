@@ -153,6 +153,11 @@ class SimRouter:
                 )
                 if ask.draining:
                     self.engines[ask.name].running = False
+            case acts.Introduce() as ask:
+                instance = self.engines[ask.name].instance
+                self.replicas[ask.name] = ReplicaFacts(instance=instance, epoch=None, draining=False)
+            case acts.Dismiss() as ask:
+                del self.replicas[ask.name]
             case acts.PublishEpoch() as ask:
                 self._publish(ask)
         self.order = command.order

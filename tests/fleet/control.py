@@ -142,6 +142,26 @@ class Control:
         self.wait_committed(pushed)
         return pushed
 
+    def request(self, path: str, body: Mapping[str, Any] | None = None) -> str:
+        """`ask`, and `ended`."""
+        return self.ended(self.ask(path, body))
+
+    def ask(self, path: str, body: Mapping[str, Any] | None = None) -> int:
+        """For a restart, a drain, or another number of replicas; the request's number."""
+        reply = self._http.post(f"/jobs/{self.job}{path}", json=body)
+        return int(reply.raise_for_status().json()["number"])
+
+    def ended(self, number: int) -> str:
+        """How a request ended, and why so. Blocking."""
+        found: dict[str, Any] = {}
+
+        def has_ended() -> bool:
+            found.update(self.get(f"/requests/{number}"))
+            return found["outcome"] is not None
+
+        wait_until(lambda: f"request {number} ends: {found}", has_ended, UP_TIMEOUT_S)
+        return f"{found['outcome']}{found['note']}"
+
     def get(self, path: str) -> Any:
         """Of the job."""
         return self._http.get(f"/jobs/{self.job}{path}").raise_for_status().json()

@@ -26,7 +26,7 @@ from monitoring.catalogue import METRICS, Metric
 from monitoring.dashboards.overview import overview
 from monitoring.dashboards.panels import expressions
 from monitoring.rules import plan_rules
-from monitoring.scrape import Target, TargetRole, prometheus_config
+from monitoring.scrape import Target, TargetRole, engine_targets, prometheus_config
 from monitoring.stack import prometheus_argv
 
 RECORDED = Path(__file__).parents[2] / "golden" / "monitoring"
@@ -218,15 +218,18 @@ class Monitored:
 def monitored(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
     replicas = request.param
     with exporting(replicas) as exporter:
+        folder = tmp_path_factory.mktemp("prometheus")
+        scraped = targets(replicas, exporter.address)
+        (folder / "engines.json").write_text(engine_targets(JOB, scraped))
         config = prometheus_config(
             JOB,
-            targets(replicas, exporter.address),
+            scraped,
             ["plan.rules.yml"],
             SCRAPE_INTERVAL_S,
+            engines_file="engines.json",
             engine_token_file="token",
         )
-        rules = plan_rules(JOB, replicas, 1 << 30)
-        with prometheus(tmp_path_factory.mktemp("prometheus"), config, rules) as client:
+        with prometheus(folder, config, plan_rules(JOB, 1 << 30)) as client:
             yield Monitored(replicas=replicas, exporter=exporter, client=client)
 
 

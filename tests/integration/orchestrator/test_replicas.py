@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from orchestrator import replica_keeper
 from orchestrator.errors import RequestRefused, RequestUnknown
-from orchestrator.store.jobs import StoredJob
-from orchestrator.store.keeping import ReplicaRequest
 from orchestrator.store.updates import CoordinatorReplaced
-from orchestrator.supervision import supervise_all
 from orchestrator.supervisor import mounts, restarts
-from orchestrator.supervisor.restarts import RestartPolicy
 from orchestrator.weight_service import PushOptions
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.receivers import FIRST_VERSION
 from tests.fakes.fake_launch import FakeFleet
-
-LIMITS = {"grace": 0.05, "again": 0.02, "tries": 2, "drain": 5}
-SOURCE = {"transport": "path", "version": "step-1", "path": "/checkpoints/step-1"}
-QUICK = RestartPolicy(first_pause_s=0.001, longest_pause_s=0.001, steady_s=30.0, budget=3)
+from tests.integration.orchestrator.kept_fleet import (
+    LIMITS,
+    QUICK,
+    SOURCE,
+    ended,
+    job_of,
+    lives,
+    serving,
+    supervised,
+    until,
+    usable,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -34,52 +37,9 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(restarts, "POLICIES", dict.fromkeys(restarts.POLICIES, QUICK))
 
 
-def serving(fleet: FakeFleet) -> FakeFleet:
-    """All its processes run, and it serves."""
-    fleet.record(fleet.plan(weights={"limits": LIMITS}))
-    fleet.supervision().open(fleet.bring_up())
-    fleet.machine.on_start = lambda name: fleet.receivers.boot(name) if name in fleet.receivers.engines else None
-    return fleet
-
-
 @pytest.fixture
 def fleet(tmp_path: Path) -> FakeFleet:
     return serving(FakeFleet(tmp_path, pairs=2))
-
-
-@contextmanager
-def supervised(fleet: FakeFleet) -> Iterator[None]:
-    stopping = threading.Event()
-    thread = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
-    thread.start()
-    try:
-        yield
-    finally:
-        stopping.set()
-        thread.join()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
-
-
-def lives(fleet: FakeFleet, name: str) -> int:
-    return fleet.machine.started.count(name)
-
-
-def usable(fleet: FakeFleet) -> set[str]:
-    return {name for name, each in (fleet.receivers.outside().replicas or {}).items() if each.usable}
-
-
-def ended(fleet: FakeFleet, request: ReplicaRequest) -> ReplicaRequest:
-    return fleet.replicas().wait("demo", request.number, 10)
-
-
-def job_of(fleet: FakeFleet) -> StoredJob:
-    return fleet.store.get("demo")
 
 
 def test_a_restarted_engine_has_run_out_of_requests_before_it_ends(fleet: FakeFleet) -> None:
@@ -180,7 +140,7 @@ def test_a_restart_of_an_engine_that_is_coming_up_is_not_dropped(fleet: FakeFlee
     fleet.probe.never_ready = {"decode-1"}
     with supervised(fleet):
         fleet.machine.kill("decode-1")
-        until(lambda: lives(fleet, "decode-1") == 2)
+        until(lambda: all(record.pid in fleet.machine.living for record in job_of(fleet).records))
         request = fleet.replicas().restart("demo", "decode-1", force=False)
         until(lambda: lives(fleet, "decode-1") == 3)
         assert fleet.replicas().request("demo", request.number).outcome is None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from monitoring.scrape import Target, TargetRole, prometheus_config
+from monitoring.scrape import Target, TargetRole, engine_targets, prometheus_config
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "monitoring" / "prometheus.yml"
 PROMTOOL = shutil.which("promtool")
@@ -29,15 +29,24 @@ TARGETS = (
 
 
 def config(targets: tuple[Target, ...] = TARGETS, interval_s: float = 5) -> str:
-    return prometheus_config("swe-rollouts", targets, ["plan.rules.yml"], interval_s, engine_token_file="token")
+    return prometheus_config(
+        "swe-rollouts",
+        targets,
+        ["plan.rules.yml"],
+        interval_s,
+        engines_file="engines.json",
+        engine_token_file="token",
+    )
 
 
 def test_whole_text() -> None:
     assert config() == GOLDEN.read_text()
+    assert engine_targets("swe-rollouts", TARGETS) == GOLDEN.with_name("engines.json").read_text()
 
 
 def test_the_order_of_targets_does_not_matter() -> None:
     assert config(TARGETS[::-1]) == config()
+    assert engine_targets("swe-rollouts", TARGETS[::-1]) == engine_targets("swe-rollouts", TARGETS)
 
 
 def test_a_fast_scrape_keeps_its_fraction() -> None:
@@ -45,7 +54,7 @@ def test_a_fast_scrape_keeps_its_fraction() -> None:
 
 
 def test_router_targets_leave_role_and_replica_to_the_routers_own_series() -> None:
-    scrape_jobs = {job["job_name"]: job["static_configs"] for job in yaml.safe_load(config())["scrape_configs"]}
+    scrape_jobs = {job["job_name"]: job.get("static_configs") for job in yaml.safe_load(config())["scrape_configs"]}
     assert not {"role", "replica"} & scrape_jobs["router"][0]["labels"].keys()
 
 
@@ -62,5 +71,6 @@ def test_promtool_accepts_it(tmp_path: Path, targets: tuple[Target, ...]) -> Non
     path.write_text(config(targets))
     (tmp_path / "plan.rules.yml").write_text("groups: []\n")
     (tmp_path / "token").write_text("secret\n")
+    (tmp_path / "engines.json").write_text(engine_targets("swe-rollouts", targets))
     done = subprocess.run([PROMTOOL, "check", "config", path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -62,7 +62,7 @@ class TestPorts:
 
     def test_a29_jobs_of_one_name_in_two_state_folders_share_no_port(self) -> None:
         mine = plan_of(pd_data(), facts_of())
-        assert plan_of(pd_data(), facts_of()).port_span == mine.port_span
+        assert plan_of(pd_data(), facts_of()).ports == mine.ports
         theirs = plan_of(pd_data(), facts_of(job_dir="/home/other/jobs/demo"))
         another_user = plan_of(pd_data(), replace(facts_of(), socket_dir=Path("/tmp/headrace-1001-0")))
         for plan in (theirs, another_user):

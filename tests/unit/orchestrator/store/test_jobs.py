@@ -10,6 +10,7 @@ import pytest
 
 from deploy.unit import UnitRecord
 from orchestrator.errors import JobExists, JobUnknown
+from orchestrator.plan.port_map import ports_of
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore, Phase, PortsReserved, RecordUnreadable, planned_ports
 from tests.fakes.fake_launch import NOW, FakeFleet
@@ -114,7 +115,7 @@ def test_a29_two_jobs_cannot_record_the_same_ports(fleet: FakeFleet) -> None:
     """Both were planned before either was recorded."""
     plan = fleet.plan()
     fleet.record(plan)
-    with pytest.raises(PortsReserved, match=str(plan.port_span[0])):
+    with pytest.raises(PortsReserved, match=str(min(ports_of(plan.ports)))):
         fleet.record(replace(plan, job="twin"))
     assert fleet.store.names() == ["demo"]
 

@@ -15,6 +15,7 @@ from orchestrator.supervisor.restarts import RestartPolicy
 from orchestrator.supervisor.watch import UnitNews, Watch
 from tests.fakes.fake_launch import FakeFleet
 
+DECODE_AWAITED = UnitNews(unit="decode-0", what="awaited")
 DECODE_ENDED = UnitNews(unit="decode-0", what="ended")
 UNITS = ("mooncake-master", "storage-prefill-0", "prefill-0", "decode-0", "router")
 DECODE_READY = UnitNews(unit="decode-0", what="ready")
@@ -107,7 +108,7 @@ def test_a_life_that_is_given_up_as_soon_as_it_is_ready_is_ended(fleet: FakeFlee
     fleet.probe.never_ready = {"decode-0"}
     restarted(fleet, watch)
     successor = new_watch(fleet)
-    assert list(successor.look()) == [DECODE_ENDED]
+    assert list(successor.look()) == [DECODE_AWAITED]
     fleet.probe.never_ready = set()
     for news in successor.look():
         assert news == DECODE_READY
@@ -167,7 +168,7 @@ def test_whoever_begins_to_watch_says_who_is_not_ready(fleet: FakeFleet, watch: 
     fleet.probe.never_ready = {"decode-0"}
     restarted(fleet, watch)
     successor = new_watch(fleet)
-    assert list(successor.look()) == [DECODE_ENDED]
+    assert list(successor.look()) == [DECODE_AWAITED]
     fleet.probe.never_ready = set()
     assert list(successor.look()) == [DECODE_READY]
 

@@ -1,0 +1,71 @@
+"""A job of two pairs of engines that serves, on threads and a real record, and what tests ask of it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from connectors.types import Role
+from orchestrator.store.jobs import StoredJob
+from orchestrator.store.keeping import ReplicaRequest
+from orchestrator.supervision import supervise_all
+from orchestrator.supervisor.restarts import RestartPolicy
+from tests.fakes.fake_launch import FakeFleet
+
+ENGINES: dict[str, Role] = {"prefill": "prefill", "decode": "decode"}
+LIMITS = {"grace": 0.05, "again": 0.02, "tries": 2, "drain": 5}
+SOURCE = {"transport": "path", "version": "step-1", "path": "/checkpoints/step-1"}
+QUICK = RestartPolicy(first_pause_s=0.001, longest_pause_s=0.001, steady_s=30.0, budget=3)
+
+
+def serving(fleet: FakeFleet) -> FakeFleet:
+    """All its processes run, and it serves."""
+    fleet.record(fleet.plan(weights={"limits": LIMITS}))
+    fleet.supervision().open(fleet.bring_up())
+
+    def start(name: str) -> None:
+        role = ENGINES.get(name.partition("-")[0])
+        if name in fleet.receivers.router.replicas:
+            fleet.receivers.boot(name)
+        elif role is not None:
+            fleet.receivers.add(name, role)
+
+    fleet.machine.on_start = start
+    return fleet
+
+
+@contextmanager
+def supervised(fleet: FakeFleet) -> Iterator[None]:
+    stopping = threading.Event()
+    thread = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def lives(fleet: FakeFleet, name: str) -> int:
+    return fleet.machine.started.count(name)
+
+
+def usable(fleet: FakeFleet) -> set[str]:
+    return {name for name, each in (fleet.receivers.outside().replicas or {}).items() if each.usable}
+
+
+def ended(fleet: FakeFleet, request: ReplicaRequest) -> ReplicaRequest:
+    return fleet.replicas().wait("demo", request.number, 10)
+
+
+def job_of(fleet: FakeFleet) -> StoredJob:
+    return fleet.store.get("demo")
