@@ -1,6 +1,6 @@
 """What takes a while of what somebody asks for, in one form: pure. An operation is what the records of a job say of it,
 and nothing else: starts and stops of its run (`store/jobs.py`), updates (`weights/journal.py`), requests about single
-processes (`store/keeping.py`).
+processes and roles (`store/keeping.py`).
 
 `operation_service.py` reads the records; `api/operation_schemas.py` is the wire model.
 """
@@ -64,7 +64,7 @@ class Operation:
     id: OperationId
     kind: OperationKind
     target: str
-    """The version of an update, the process of a request; empty for the whole job."""
+    """The version of an update, the process or role of a request; empty for the whole job."""
     state: OperationState
     text: str
     """How far it is, or how it ended."""

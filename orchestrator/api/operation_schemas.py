@@ -30,7 +30,7 @@ class OperationStatus(WireModel, json_schema_extra={"examples": [OPERATION]}):
     job: str
     kind: OperationKind
     target: str
-    """The version of an update, the process of a restart or drain; empty for the whole job."""
+    """The version of an update, the process of a restart or drain, the role that is scaled; empty for the whole job."""
     state: OperationState
     """pending: noted, and not begun. refused: it could not be begun. All but pending and running are ends."""
     text: str

@@ -39,7 +39,7 @@ def operation_routes(operations: OperationService) -> APIRouter:
 
     @routes.get("")
     async def list_operations(job: OfJob = None, state: InState = None, limit: Limit = PAGE) -> OperationList:
-        """Starts, stops, updates, restarts and drains, the newest first: of all runs that are recorded."""
+        """Starts, stops, updates, restarts, drains and scaled roles, the newest first: of runs that are recorded."""
         return operation_list(await run_in_threadpool(operations.newest, job, state, limit))
 
     @routes.get("/{operation}")

@@ -43,8 +43,7 @@ def replica_routes(replicas: ReplicaService) -> APIRouter:
     async def scale_role(name: str, role: Role, body: ScaleBody, response: Response) -> RequestStatus:
         """Give a role another number of replicas. New ones get requests once they have what the job serves; the last
         ones leave first: they are drained, and their sessions move."""
-        asked = await run_in_threadpool(replicas.scale, name, role, body.replicas, force=body.force)
-        return _begun(response, asked)
+        return _begun(response, await run_in_threadpool(replicas.scale, name, role, body.replicas, force=body.force))
 
     @routes.post("/replicas/{replica}/undrain", status_code=202, responses=BEGUN)
     async def undrain_replica(name: str, replica: str, response: Response) -> RequestStatus:

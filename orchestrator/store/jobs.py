@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter, defaultdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -96,13 +97,13 @@ class JobStore:
                 units[row["job"], row["run_id"]].append(_unit(row))
             return [
                 JobHead(**_head(row), units=tuple(units[row["name"], row["run_id"]]))
-                for row in connection.execute(f"SELECT {_HEAD_COLUMNS} FROM jobs ORDER BY name")
+                for row in connection.execute(f"SELECT {', '.join(_HEAD)} FROM jobs ORDER BY name")
             ]
 
     def head(self, name: str) -> JobHead | None:
         """None where no job of this name is recorded."""
         with self._database.reading() as connection:
-            row = connection.execute(f"SELECT {_HEAD_COLUMNS} FROM jobs WHERE name = ?", (name,)).fetchone()
+            row = connection.execute(f"SELECT {', '.join(_HEAD)} FROM jobs WHERE name = ?", (name,)).fetchone()
             return None if row is None else JobHead(**_head(row), units=_units(connection, row))
 
     def names(self) -> list[str]:
@@ -278,26 +279,14 @@ def _units(connection: sqlite3.Connection, row: sqlite3.Row) -> tuple[StoredUnit
     return tuple(_unit(unit) for unit in connection.execute(query, (row["name"], row["run_id"])))
 
 
-_HEAD_COLUMNS = (
-    "name, run_id, directory, socket_dir, phase, reason, created_at, phase_at, opened_at, stop_asked_at, drain_until"
-)
+_HEAD = [field.name for field in fields(JobHead) if field.name != "units"]
+"""Columns have the names of what they are read into."""
 
 
 def _head(row: sqlite3.Row) -> dict[str, Any]:
     """All of it but the units."""
-    return {
-        "name": row["name"],
-        "run_id": row["run_id"],
-        "directory": Path(row["directory"]),
-        "socket_dir": Path(row["socket_dir"]),
-        "phase": row["phase"],
-        "reason": row["reason"],
-        "created_at": row["created_at"],
-        "phase_at": row["phase_at"],
-        "opened_at": row["opened_at"],
-        "stop_asked_at": row["stop_asked_at"],
-        "drain_until": row["drain_until"],
-    }
+    paths = {column: Path(row[column]) for column in ("directory", "socket_dir")}
+    return {column: row[column] for column in _HEAD} | paths
 
 
 def _unit(row: sqlite3.Row) -> StoredUnit:

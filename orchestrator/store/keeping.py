@@ -217,6 +217,13 @@ def is_beyond(replica: str, scale: ReplicaRequest) -> bool:
     return role == scale.unit and scale.replicas is not None and int(index) >= scale.replicas
 
 
+_REQUESTS = (
+    "SELECT job, run_id, number, kind, unit, why, is_forced, life, asked_at, begun_at, outcome, note, ended_at,"
+    " replicas FROM replica_requests JOIN jobs ON name = job"
+)
+"""Without the plan, which is long."""
+
+
 def _next_number(connection: sqlite3.Connection, job: str, run_id: str, about: str) -> int:
     """Raises `RequestRefused`."""
     if not _is_present(connection, job, run_id):
@@ -227,13 +234,6 @@ def _next_number(connection: sqlite3.Connection, job: str, run_id: str, about: s
         raise RequestRefused(f"request {open_one['number']} about {about} has not ended yet")
     query = "SELECT COALESCE(MAX(number), 0) + 1 AS number FROM replica_requests WHERE job = ?"
     return int(connection.execute(query, (job,)).fetchone()["number"])
-
-
-_REQUESTS = (
-    "SELECT job, run_id, number, kind, unit, replicas, why, is_forced, life, asked_at, begun_at, outcome, note,"
-    " ended_at FROM replica_requests JOIN jobs ON name = job"
-)
-"""Without their plans, which are long."""
 
 
 def _end(

@@ -39,7 +39,11 @@ class ModelFleets(dict[str, FakeReceivers]):
     """Engines and routers by job, as they are asked; each run of a job has its own."""
 
     def of(self, plan: JobPlan) -> FakeReceivers:
-        return self.setdefault(plan.job, FakeReceivers({engine.name: engine.role for engine in plan.engines}))
+        fleet = self.setdefault(plan.job, FakeReceivers({engine.name: engine.role for engine in plan.engines}))
+        for engine in plan.engines:
+            if engine.name not in fleet.engines:
+                fleet.add(engine.name, engine.role)
+        return fleet
 
 
 class HarmlessBackend(LocalBackend):

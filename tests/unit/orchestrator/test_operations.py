@@ -61,6 +61,7 @@ REQUEST = ReplicaRequest(
     why="somebody asked for it",
     is_forced=False,
     life="a",
+    replicas=None,
     asked_at=6.0,
     begun_at=None,
     outcome=None,

@@ -6,8 +6,8 @@ from __future__ import annotations
 from alembic import op
 from sqlalchemy import REAL, Column
 
-revision = "0004"
-down_revision = "0003"
+revision = "0005"
+down_revision = "0004"
 
 _FIRST_IN_PHASES = """(
     SELECT min(events.at) FROM events WHERE events.job = jobs.name AND kind = 'job_phase'
