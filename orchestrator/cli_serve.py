@@ -33,6 +33,8 @@ TOKEN_VARIABLES: dict[str, Role] = {
 ADMIN_TOKEN_FILE = "api-token"
 LAST_REPLIES_S = 10
 """How long a server that is told to end waits for open replies, of which a log that is followed never ends."""
+KEEP_ALIVE_S = 75
+"""Longer than clients keep idle connections: else one asks on a connection that is just being closed."""
 err = Console(stderr=True)
 
 
@@ -84,7 +86,10 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
     app = build_app(service, access, announced(home, listening))
     given.clear()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="info", timeout_graceful_shutdown=LAST_REPLIES_S))
+    config = uvicorn.Config(
+        app, log_level="info", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=LAST_REPLIES_S
+    )
+    server = uvicorn.Server(config)
     err.print(Text(f"the control API is at http://{f'[{host}]' if ':' in host else host}:{port}"), soft_wrap=True)
     with suppress(KeyboardInterrupt):
         server.run(sockets=[listener])

@@ -57,7 +57,6 @@ REQUEST = ReplicaRequest(
     number=5,
     kind="restart",
     unit="decode-0",
-    replicas=None,
     why="somebody asked for it",
     is_forced=False,
     life="a",
