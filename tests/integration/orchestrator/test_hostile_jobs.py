@@ -166,11 +166,7 @@ def test_names_in_paths(client: httpx.Client, name: str) -> None:
         ("GET", "/logs/router"),
         ("GET", "/weights"),
     ):
-<<<<<<< HEAD
-        # A client takes ".." out itself, and then it asks for the page.
-=======
         # The client itself makes "/" of some, which leads to the page.
->>>>>>> page
         assert client.request(method, f"/jobs/{name}{rest}").status_code in (307, 404, 405)
 
 
