@@ -124,10 +124,10 @@ def hits_across_epochs(replies: Sequence[Reply], everything: Sequence[Reply]) ->
 
 
 def crossings(replies: Sequence[Reply], everything: Sequence[Reply]) -> int:
-    """Replies to which a cache without epochs would have given hits, and their own epoch could not: without them the
+    """Replies to which a cache without epochs would have given more hits than their own epoch could: without them the
     count of hits across epochs says nothing."""
-    chances = (reply for reply in replies if reply.of_one_epoch and not _known(reply, everything))
-    return sum(1 for reply in chances if _known_before(reply, everything))
+    chances = (reply for reply in replies if reply.of_one_epoch)
+    return sum(1 for reply in chances if _known_before(reply, everything) > _known(reply, everything))
 
 
 def _known(reply: Reply, everything: Sequence[Reply]) -> int:
