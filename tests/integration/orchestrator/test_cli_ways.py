@@ -66,7 +66,7 @@ LIFE: tuple[tuple[str, int, type[WireModel] | None], ...] = (
     ("scale demo decode 1", 4, None),
     ("scale demo decode 0", 2, None),
     ("scale demo colocated 2", 5, None),
-    ("scale demo decode 2000", 2, None),
+    ("scale demo decode 40", 2, None),
     ("doctor --python /no/such/python", 1, None),
     ("down demo --json", 0, JobStatus),
     ("events demo -n 1", 0, None),
