@@ -38,6 +38,7 @@ from orchestrator.control.plane import ControlPlane
 from orchestrator.errors import HeadraceError
 from orchestrator.exit_codes import MEANINGS, ExitCode, exit_code_of
 from orchestrator.plan.types import plan_to_json
+from orchestrator.spec.job import JobSpec
 from orchestrator.spec.load import load_job_file
 from orchestrator.store.home import home_folder
 
@@ -99,7 +100,7 @@ def render(context: typer.Context, job: JobFile, overrides: Overrides = None, as
     """Show the whole plan and every generated file. Starts nothing."""
     from orchestrator.plan.build import refuse_errors
 
-    plan = control_of(context).plan(load_job_file(job, overrides or []))
+    plan = control_of(context).plan(_read_job(job, overrides))
     if as_json:
         sys.stdout.write(plan_to_json(plan))
     else:
@@ -117,7 +118,7 @@ def up(context: typer.Context, job: JobFile, overrides: Overrides = None, as_jso
         for note in notes:
             warn(f"{note.field}: {note.problem}; {note.mend}")
 
-    spec = load_job_file(job, overrides or [])
+    spec = _read_job(job, overrides)
     with StartDisplay(err) as display:
         found = control_of(context).start(spec, warn=warn_of, progress=display)
     if as_json:
@@ -234,6 +235,15 @@ def doctor(
 
 
 app.command()(cli_serve.serve)
+
+
+def _read_job(file: Path, overrides: list[str] | None) -> JobSpec:
+    """The model's folder as it is found from here: whoever starts the job counts from a folder of its own."""
+    spec = load_job_file(file, overrides or [])
+    folder = Path(spec.model.path).expanduser()
+    if not folder.is_dir():
+        return spec
+    return spec.model_copy(update={"model": spec.model.model_copy(update={"path": str(folder.absolute())})})
 
 
 def _job_if_any(control: ControlPlane, name: str) -> JobStatus | None:

@@ -19,7 +19,7 @@ from rich.text import Text
 from orchestrator.errors import HeadraceError
 from orchestrator.store.driver_lock import ControlPlaneLock
 from orchestrator.store.home import home_folder
-from orchestrator.store.listening import announced, listening_at
+from orchestrator.store.listening import announced, forget_announced, listening_at
 from orchestrator.store.tokens import Role, TokensRefused, kept_token, read_roles
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
         where = [f"the file {home / ADMIN_TOKEN_FILE}", *where]
         err.print(Text(f"the admin's bearer token is in {home / ADMIN_TOKEN_FILE}"), soft_wrap=True)
     ControlPlaneLock(home).take()
+    forget_announced(home)
     # Before the jobs of an earlier control plane are taken over.
     listener = listen(host, port)
     # Loading the web framework takes longer than most other commands run.

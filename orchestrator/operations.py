@@ -141,6 +141,7 @@ def stop_of(head: JobHead, *, driven: bool) -> Operation | None:
     text = "processes are being ended" if head.drain_until is None else "open requests finish, then processes are ended"
     if not driven:
         text = "whoever was stopping the job is gone; stop it again, or the next `headrace serve` goes on"
+        text = head.reason or text
     return Operation(
         id=id_of(head.name, head.run_id, "stop"),
         kind="stop",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Protocol
 
 from deploy.errors import DeployError
@@ -205,6 +206,8 @@ class ReplicaKeeper:
             self._write_files(plan.files)
             self._store.replan(self._job.run_id, plan, now)
         except (DeployError, PortsReserved) as error:
+            with suppress(DeployError):
+                self._write_files(self._job.plan.files)
             self._keeping.end(self._job.name, request, "failed", f"{error}; nothing has changed, ask again", now)
         else:
             self.has_replanned = True
@@ -223,6 +226,7 @@ class ReplicaKeeper:
             leaving=[self._replica_sight(name, request, replicas) for name in leaving],
             staying=[self._replica_sight(name, request, replicas) for name in names if name not in leaving],
             has_surplus=bool(self._watch.surplus),
+            unended=self._watch.unended if self._watch.surplus else "",
             drain_s=self._job.plan.weights.limits.drain_s,
         )
 

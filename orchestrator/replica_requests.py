@@ -152,7 +152,7 @@ def poisoned(lives: Mapping[str, EngineLife], replicas: Mapping[str, ReplicaView
         ready_at = life.ready_at
         newer = [peer for peer, other in lives.items() if other.role == "decode" and other.started_at > ready_at]
         if newer:
-            found[name] = f"its last {failed} handoffs failed, and {', '.join(newer)} was started again meanwhile"
+            found[name] = f"its last {failed} handoffs failed, and {', '.join(newer)} was started since"
     return found
 
 

@@ -82,7 +82,7 @@ class ReplicaService:
         leaving = names[replicas:]
         if leaving and not force:
             self._refuse_leaving(job, leaving)
-        number = self.keeping.ask_scale(job.run_id, role, replicas, plan, is_forced=force, now=time.time())
+        number = self.keeping.ask_scale(job, role, replicas, plan, is_forced=force, now=time.time())
         return self.keeping.request(name, number)
 
     def request(self, name: str, number: int) -> ReplicaRequest:
@@ -126,14 +126,16 @@ class ReplicaService:
     def _ask(self, name: str, kind: RequestKind, process: str, *, force: bool) -> ReplicaRequest:
         job = self._serving(name)
         self._check(job, kind, process, force=force)
-        record = next(record for record in job.records if record.name == process)
+        record = next((record for record in job.records if record.name == process), None)
+        if record is None:
+            raise RequestRefused(f"{process} was never started; scale its role back, and up again")
         number = self.keeping.ask(name, job.run_id, kind, record, why=BY_REQUEST, is_forced=force, now=time.time())
         return self.keeping.request(name, number)
 
     def _serving(self, name: str) -> StoredJob:
         job = self.store.get(name)
         if job.phase not in SERVING:
-            raise RequestRefused(f"job {name!r} is {job.phase}: processes of a job that serves can be restarted")
+            raise RequestRefused(f"job {name!r} is {job.phase}: a job that serves can be asked for that")
         return job
 
     def _facts(self, job: StoredJob) -> ClusterFacts:

@@ -73,6 +73,8 @@ class ScaleSight:
     """With those that are new, once the job goes by the new plan."""
     has_surplus: bool
     """A process without a place in the plan is left."""
+    unended: str
+    """Which of these would not end, in words."""
     drain_s: float
 
 
@@ -97,7 +99,8 @@ def next_scale_act(sight: ScaleSight, now: float) -> ScaleAct:
 
 def _after_plan(sight: ScaleSight) -> ScaleAct:
     new = [each for each in sight.staying if each.is_new]
-    if sight.has_surplus or not all(each.has_arrived or each.given_up for each in new):
+    if (sight.has_surplus and not sight.unended) or not all(each.has_arrived or each.given_up for each in new):
         return "wait"
     lost = [f"{each.name} {each.given_up}" for each in new if each.given_up is not None]
+    lost += [sight.unended] if sight.unended else []
     return End(outcome="failed", note="; ".join(lost)) if lost else End(outcome="done")

@@ -47,17 +47,19 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        resume_starts(service)
-        stopping = threading.Event()
-        supervising = threading.Thread(target=supervise_all, args=(service.weights.supervision, stopping))
-        supervising.start()
-        # Not waited for: a replay may take as long as a request, and leaves nothing that has to be cleared up.
-        rounds = AuditRounds(service.store, audit_kept)
-        threading.Thread(target=rounds.keep, args=(stopping,), name="audits", daemon=True).start()
         with announced or nullcontext():
-            yield
-        stopping.set()
-        await run_in_threadpool(supervising.join)
+            resume_starts(service)
+            stopping = threading.Event()
+            supervising = threading.Thread(target=supervise_all, args=(service.weights.supervision, stopping))
+            supervising.start()
+            # Not waited for: a replay may take as long as a request, and leaves nothing that has to be cleared up.
+            rounds = AuditRounds(service.store, audit_kept)
+            threading.Thread(target=rounds.keep, args=(stopping,), name="audits", daemon=True).start()
+            try:
+                yield
+            finally:
+                stopping.set()
+                await run_in_threadpool(supervising.join)
 
     # Pages that a browser could not send a token for, made of scripts from elsewhere.
     app = DocumentedApi(

@@ -7,9 +7,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -63,7 +63,7 @@ class HttpControlPlane:
         return False
 
     def plan(self, spec: JobSpec) -> JobPlan:
-        text = self._ask("POST", "/render", timeout=ONCE_DONE, json=_body(spec)).text
+        text = self._ask("POST", "/render", timeout=ONCE_DONE, json=asked_for(spec)).text
         try:
             return plan_from_json(text)
         except ValidationError as error:
@@ -71,16 +71,21 @@ class HttpControlPlane:
 
     def start(self, spec: JobSpec, *, warn: Callable[[Sequence[Note]], None], progress: ProgressSink) -> JobStatus:
         is_new = self._phase(spec.name) in (None, *ENDED)
-        try:
-            job = self._get(JobStatus, "/jobs", method="POST", timeout=ONCE_DONE, json=_body(spec))
-            if is_new:
-                warn(job.warnings)
-            return see_start_through(partial(self.job, spec.name), progress)
-        except KeyboardInterrupt:
-            if is_new:
-                with suppress(ProblemAnswered):
-                    self._stop(spec.name)
-            raise
+        post = partial(self._get, JobStatus, "/jobs", method="POST", timeout=ONCE_DONE, json=asked_for(spec))
+        with ThreadPoolExecutor(1) as beside:
+            asked = beside.submit(post)
+            try:
+                job = asked.result()
+                if is_new:
+                    warn(job.warnings)
+                return see_start_through(partial(self.job, spec.name), progress)
+            except KeyboardInterrupt:
+                # Also one that was still being planned, which nobody could stop yet.
+                if is_new:
+                    with suppress(ProblemAnswered):
+                        self._ask("POST", f"/operations/{asked.result().operation}/cancel", timeout=ONCE_DONE)
+                        self._stop(spec.name)
+                raise
 
     def stop(self, name: str, say: Callable[[str], None]) -> JobStatus:
         say(f"{self._url} stops {name}")
@@ -225,15 +230,6 @@ class HttpControlPlane:
         field = ".".join(map(str, first["loc"]))
         mend = "use the `headrace` of its installation"
         return HeadraceError(f"{self._url} answers as another version of Headrace ({field}: {first['msg']}); {mend}")
-
-
-def _body(spec: JobSpec) -> dict[str, Any]:
-    """A folder is named as it is found from here: the server counts from a folder of its own."""
-    table = asked_for(spec)
-    folder = Path(spec.model.path).expanduser()
-    if folder.is_dir():
-        table["model"]["path"] = str(folder.absolute())
-    return table
 
 
 def _path(name: str, *parts: str | int) -> str:

@@ -7,7 +7,6 @@ What stays is planned as it runs, byte for byte: same ports, GPUs and arguments.
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from connectors.types import Role
 from orchestrator.errors import Complaint, PlanRefused
@@ -17,6 +16,9 @@ from orchestrator.plan.types import JobPlan
 from orchestrator.spec.difference import asked_for
 from orchestrator.spec.job import JobSpec
 from orchestrator.spec.load import job_from_data
+
+LISTS = ("router.json", "engines.json")
+"""Files that list the engines."""
 
 
 def with_replicas(spec: JobSpec, role: Role, replicas: int) -> JobSpec:
@@ -43,9 +45,11 @@ def scaled_plan(running: JobPlan, role: Role, replicas: int, facts: ClusterFacts
         _refuse_unlike(running, fresh, role)
     units = {unit.name: unit for unit in running.units}
     engines = {engine.name: engine for engine in running.engines}
+    files = {file.path: file for file in running.files if file.path.name not in LISTS}
     return replace(
         fresh,
         vllm_version=running.vllm_version,
+        files=tuple(files.get(file.path, file) for file in fresh.files),
         units=tuple(units.get(unit.name, unit) for unit in fresh.units),
         engines=tuple(engines.get(engine.name, engine) for engine in fresh.engines),
         pool=running.pool,
@@ -55,9 +59,7 @@ def scaled_plan(running: JobPlan, role: Role, replicas: int, facts: ClusterFacts
 def _refuse_unlike(running: JobPlan, fresh: JobPlan, role: Role) -> None:
     """The file of a role has all that its engines have in common, the name of the pool's keys included."""
     name = f"inference-{role}.json"
-    before, after = (
-        next(file.text for file in plan.files if Path(file.path).name == name) for plan in (running, fresh)
-    )
+    before, after = (next(file.text for file in plan.files if file.path.name == name) for plan in (running, fresh))
     if before != after or running.vllm_version != fresh.vllm_version:
         problem = "the engine or the model's files have changed since the job was started: a new replica would not be"
         mend = f"stop it with `headrace down {running.job}` and start it with so many"

@@ -190,8 +190,9 @@ class JobStore:
         """
         with self._database.transaction() as connection:
             _refuse_reserved(connection, plan)
-            change = "UPDATE jobs SET plan = ? WHERE name = ? AND run_id = ?"
-            connection.execute(change, (plan_to_json(plan), plan.job, run_id))
+            change = f"UPDATE jobs SET plan = ? WHERE name = ? AND run_id = ? AND phase IN ({_marks(SERVING)})"
+            if not connection.execute(change, (plan_to_json(plan), plan.job, run_id, *SERVING)).rowcount:
+                return
             engines: Counter[str] = Counter(engine.role for engine in plan.engines)
             text = f"planned anew: {', '.join(f'{count} {role}' for role, count in engines.items())}"
             note(connection, plan.job, Event(kind="job_replanned", text=text, data=dict(engines)), now)

@@ -16,6 +16,7 @@ from orchestrator.errors import RequestRefused, RequestUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
 from orchestrator.store.database import Database
 from orchestrator.store.events import Event, note
+from orchestrator.store.records import StoredJob
 
 RequestKind = Literal["restart", "drain", "undrain", "scale"]
 RequestOutcome = Literal["done", "refused", "failed", "cancelled"]
@@ -121,15 +122,20 @@ class KeepingStore:
             note(connection, job, Event(kind="request_asked", text=text, process=record.name, data=data), now)
             return number
 
-    def ask_scale(self, run_id: str, role: str, replicas: int, plan: JobPlan, *, is_forced: bool, now: float) -> int:
+    def ask_scale(
+        self, before: StoredJob, role: str, replicas: int, plan: JobPlan, *, is_forced: bool, now: float
+    ) -> int:
         """Note that a job is to go by this plan, in which the role has so many replicas; the request's number.
 
         Raises:
-            RequestRefused: the job is being scaled already, or is in another run.
+            RequestRefused: the job is being scaled already, or is not as it was `before`, when this was planned.
         """
         job = plan.job
         with self._database.transaction() as connection:
-            number = _next_number(connection, job, run_id, role)
+            number = _next_number(connection, job, before.run_id, role)
+            query = "SELECT 1 FROM jobs WHERE name = ? AND plan = ?"
+            if connection.execute(query, (job, before.plan_text)).fetchone() is None:
+                raise RequestRefused(f"job {job!r} was planned anew meanwhile; ask again")
             query = "SELECT number FROM replica_requests WHERE job = ? AND kind = 'scale' AND outcome = ''"
             open_one = connection.execute(query, (job,)).fetchone()
             if open_one is not None:
@@ -200,7 +206,7 @@ def drained(requests: Sequence[ReplicaRequest]) -> frozenset[str]:
     """The replicas that are to get no requests: those whose newest drain or undrain that was begun is a drain, and that
     were not removed since."""
     found: set[str] = set()
-    for request in (each for each in requests if each.begun_at is not None):
+    for request in (each for each in requests if each.begun_at is not None and each.outcome != "failed"):
         match request.kind:
             case "drain":
                 found.add(request.unit)

@@ -40,6 +40,11 @@ def listening_at(host: str, port: int) -> Listening:
     return Listening(url=f"http://{authority}:{port}", token=secrets.token_urlsafe(TOKEN_BYTES))
 
 
+def forget_announced(home: Path) -> None:
+    """What an earlier control plane left that was killed."""
+    (home / FILE_NAME).unlink(missing_ok=True)
+
+
 @contextmanager
 def announced(home: Path, listening: Listening) -> Iterator[None]:
     """Meanwhile it stands in the state folder, for its owner alone.

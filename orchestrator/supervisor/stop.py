@@ -96,6 +96,8 @@ def _end(store: JobStore, backend: Backend, job: StoredJob, end_phase: Phase, sa
     if left:
         listed = ", ".join(map(str, left))
         mend = f"look at them with `ps -fp {','.join(map(str, left))}`, then `headrace down {job.name}` again"
+        told = f"these processes could not be ended: {listed}"
+        record_stop(store, job, job.reason if told in job.reason else "; ".join(filter(None, (job.reason, told))))
         raise StopIncomplete(f"job {job.name!r}: these processes could not be ended: {listed}; {mend}")
     shutil.rmtree(job.socket_dir, ignore_errors=True)
     store.set_phase(job.name, job.run_id, end_phase, job.reason, time.time())
@@ -123,7 +125,9 @@ def _stages(job: StoredJob) -> list[tuple[list[UnitRecord], float]]:
     except RecordUnreadable:
         return [([*job.records], LaunchSpec().stop_grace)] if job.records else []
     by_name = {record.name: record for record in job.records}
-    stages = []
+    planned = {unit.name for unit in units}
+    surplus = [record for record in job.records if record.name not in planned]
+    stages = [(surplus, job.plan.spec.launch.stop_grace)] if surplus else []
     for stage in sorted({unit.start_stage for unit in units}, reverse=True):
         started = [unit for unit in units if unit.start_stage == stage and unit.name in by_name]
         if started:

@@ -32,6 +32,8 @@ from orchestrator.supervisor.loop import LOG_LINES_READ
 from orchestrator.supervisor.restarts import Row, row_of
 from orchestrator.supervisor.upkeep import LifeState, UnitSight, upkeep
 
+SWEEP_GRACE_S = 2.0
+
 _log = logging.getLogger(__name__)
 
 
@@ -71,6 +73,8 @@ class Watch:
         """Those of the plan that were started, as they were at the last look."""
         self.surplus: Sequence[UnitRecord] = ()
         """Of processes that the plan has no more."""
+        self.unended = ""
+        """Which of these would not end, in words."""
         self.states: Mapping[str, LifeState] = {}
         self.given_up: Mapping[str, Row] = {}
         """Which are not started any more."""
@@ -169,11 +173,11 @@ class Watch:
         self.given_up = up.given_up
         if self._acting is not None and self._acting.is_alive():
             return
-        if self.surplus:
-            self._beside(partial(self._remove, self.surplus[0]))
-        elif up.start:
+        if up.start:
             name = up.start[0]
             self._beside(partial(self._start, name, self.units[name].record if name in self.units else None))
+        elif self.surplus:
+            self._beside(partial(self._remove, self.surplus))
 
     def _beside(self, act: Callable[[], None]) -> None:
         self._acting = threading.Thread(target=act, daemon=True)
@@ -186,11 +190,11 @@ class Watch:
         try:
             if not lock.acquire() or not self._may_act() or self._newest(name) != before:
                 return
+            if left := self._end_life(before, unit):
+                self._fail(name, f"these processes of it could not be ended: {_listed(left)}")
+                return
             if before is None:
                 self._backend.prepare(job.run, [unit], job.plan.files)
-            elif left := self._backend.stop(job.run, [before], unit.stop_grace_s):
-                self._fail(name, f"these processes of it could not be ended: {', '.join(map(str, left))}")
-                return
             if self._may_act():
                 record = self._backend.start(job.run, unit)
                 self._store.add_unit(job.name, job.run_id, record, time.time())
@@ -200,15 +204,26 @@ class Watch:
         finally:
             lock.release()
 
-    def _remove(self, record: UnitRecord) -> None:
-        """End a process that the plan has no more. What could not be ended now is tried again."""
+    def _end_life(self, before: UnitRecord | None, unit: LaunchUnit) -> tuple[int, ...]:
+        """Pids that are left. Where no life is recorded, there may be one all the same, whose starter was killed before
+        it could record it."""
+        if before is not None:
+            return self._backend.stop(self._job.run, [before], unit.stop_grace_s)
+        return self._backend.sweep(self._job.run, self._store.get(self._job.name).records, SWEEP_GRACE_S)
+
+    def _remove(self, records: Sequence[UnitRecord]) -> None:
+        """End processes that the plan has no more. What could not be ended now is tried again."""
         job, grace_s = self._job, self._job.plan.spec.launch.stop_grace
         lock = DriverLock(job.directory)
         try:
-            if lock.acquire() and self._may_act() and not self._backend.stop(job.run, [record], grace_s):
+            if not lock.acquire() or not self._may_act():
+                return
+            left = self._backend.stop(job.run, records, grace_s)
+            self.unended = f"these processes could not be ended: {_listed(left)}" if left else ""
+            for record in records if not left else ():
                 self._store.remove_unit(job.name, job.run_id, record.name, time.time())
         except HeadraceError as error:
-            _log.warning("%s is not removed yet: %s", record.name, error)
+            _log.warning("not removed yet: %s", error)
         finally:
             lock.release()
 
@@ -222,6 +237,10 @@ class Watch:
 
     def _may_act(self) -> bool:
         return self._store.is_serving(self._job.name, self._job.run_id)
+
+
+def _listed(pids: Sequence[int]) -> str:
+    return ", ".join(map(str, pids))
 
 
 def _cause(stored: StoredUnit, status: UnitStatus, unit: LaunchUnit) -> str:
