@@ -14,6 +14,7 @@ from pathlib import Path
 
 from connectors.engine_client import CacheConfig
 from connectors.pool_client import PoolUse
+from deploy.errors import FileNotWritten
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord, UnitStatus
 from orchestrator.errors import JobFailed
@@ -57,6 +58,8 @@ class FakeMachine:
     on_start: Callable[[str], None] = lambda _name: None
     """Called with a unit's name just after it was started, before anyone can record it."""
     prepare_fails: Exception | None = None
+    prepare_fails_for: set[str] = field(default_factory=set)
+    """Units that cannot be started."""
     pids: itertools.count[int] = field(default_factory=lambda: itertools.count(100))
 
     def names(self) -> list[str]:
@@ -89,6 +92,8 @@ class FakeBackend:
     def prepare(self, run: RunContext, units: Sequence[LaunchUnit], files: Sequence[PlannedFile]) -> None:
         if self.machine.prepare_fails is not None:
             raise self.machine.prepare_fails
+        if misfits := self.machine.prepare_fails_for.intersection(unit.name for unit in units):
+            raise FileNotWritten(path=Path(misfits.pop()), cause="No space left on device")
         self.machine.prepared.append(run.run_id)
 
     def start(self, run: RunContext, unit: LaunchUnit) -> UnitRecord:

@@ -11,7 +11,7 @@ from connectors.types import Role
 from deploy.errors import FileNotWritten
 from orchestrator import replica_keeper
 from orchestrator.errors import PlanRefused, RequestRefused, RequestUnknown
-from orchestrator.plan.scale import replicas_of
+from orchestrator.plan.scale import replicas_of, scaled_plan
 from orchestrator.store.jobs import JobStore
 from orchestrator.store.keeping import ReplicaRequest
 from orchestrator.supervisor import restarts
@@ -152,8 +152,41 @@ def test_an_engine_that_does_not_come_up_is_told_with_its_cause(fleet: FakeFleet
     assert fleet.service().view("demo").phase == "ready"
 
 
+def test_what_would_not_end_is_told_and_holds_nobody_up(fleet: FakeFleet) -> None:
+    fleet.machine.undying = {"decode-1"}
+    with supervised(fleet):
+        request = ended(fleet, scaled(fleet, "decode", 1))
+        assert request.outcome == "failed"
+        assert "these processes could not be ended" in request.note
+        fleet.machine.kill("prefill-0")
+        until(lambda: lives(fleet, "prefill-0") == 2)
+        fleet.machine.undying = set()
+        until(lambda: "decode-1" not in fleet.machine.names())
+
+
+def test_a_plan_of_what_the_job_was_is_refused(fleet: FakeFleet) -> None:
+    before = job_of(fleet)
+    with supervised(fleet):
+        assert ended(fleet, scaled(fleet, "prefill", 3)).outcome == "done"
+    stale = scaled_plan(before.plan, "decode", 1, facts_of())
+    with pytest.raises(RequestRefused, match="planned anew meanwhile; ask again"):
+        fleet.keeping.ask_scale(before, "decode", 1, stale, is_forced=False, now=time.time())
+
+
+def test_one_that_was_never_started_cannot_be_restarted(fleet: FakeFleet) -> None:
+    with supervised(fleet):
+        fleet.machine.prepare_fails_for = {"decode-2"}
+        request = ended(fleet, scaled(fleet, "decode", 3))
+        assert request.outcome == "failed"
+        with pytest.raises(RequestRefused, match="decode-2 was never started"):
+            fleet.replicas().restart("demo", "decode-2", force=False)
+        assert ended(fleet, scaled(fleet, "decode", 2)).outcome == "done"
+
+
 @pytest.mark.parametrize("replicas", [1, 3])
-@pytest.mark.parametrize("moment", ["replan before", "replan after", "add_unit after", "remove_unit before"])
+@pytest.mark.parametrize(
+    "moment", ["replan before", "replan after", "add_unit before", "add_unit after", "remove_unit before"]
+)
 def test_a_control_plane_that_is_killed_on_the_way_is_followed_by_one_that_goes_on(
     fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch, replicas: int, moment: str
 ) -> None:

@@ -86,3 +86,6 @@ def test_more_of_what_would_not_be_alike_is_refused_and_fewer_are_not(running: J
     with pytest.raises(PlanRefused, match=r"roles.decode.replicas: the engine or the model's files have changed"):
         scaled_plan(running, "decode", 3, other)
     assert replicas_of(scaled_plan(running, "decode", 1, other), "decode") == ("decode-0",)
+    there = scaled_plan(running, "decode", 1, other)
+    with pytest.raises(PlanRefused, match="have changed"):
+        scaled_plan(there, "decode", 2, other)
