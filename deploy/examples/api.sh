@@ -74,6 +74,13 @@ if [ -n "${CHECKPOINT:-}" ]; then
     call GET "/jobs/$name/weights" | field '"%(version)s is served, in epoch %(epoch)s" % it["served"]'
 fi
 
+role=$(field 'it["engines"][-1]["role"]' <"$folder/job")
+count=$(field '[one["role"] for one in it["engines"]].count(it["engines"][-1]["role"])' <"$folder/job")
+for replicas in $((count + 1)) "$count"; do
+    echo "== scale $role to $replicas"
+    send "/jobs/$name/roles/$role/scale" "{\"replicas\": $replicas}" | follow
+done
+
 echo "== restart $replica"
 # Forced: a job of one pair serves nobody meanwhile.
 send "/jobs/$name/processes/$replica/restart" '{"force": true}' | follow

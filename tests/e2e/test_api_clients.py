@@ -32,11 +32,18 @@ def test_a_life_by_a_generated_client(control: Control, tiny_model: Path, tmp_pa
     table = split_job(NAME, tiny_model, ROUTER_PORT, weights=WEIGHTS)
     with generated(document, tmp_path):
         states = GeneratedLife(url=URL, token=TOKEN, within_s=UP_TIMEOUT_S).live(table, str(tiny_model))
-    assert states == ["succeeded"] * 4
+    assert states == ["succeeded"] * 6
 
 
 def test_a_life_with_curl(control: Control, tiny_model: Path) -> None:
     job_file = control.headrace.write_job(split_job(NAME, tiny_model, ROUTER_PORT, weights=WEIGHTS))
     said = live_with_curl(job_file, URL, TOKEN, UP_TIMEOUT_S, PROMPT="Hello", CHECKPOINT=str(tiny_model))
-    for line in ("start : succeeded", "== ask", "restart decode-0: succeeded", "in epoch 2", "stop : succeeded"):
+    for line in (
+        "start : succeeded",
+        "== ask",
+        "in epoch 2",
+        "scale decode: succeeded",
+        "restart decode-0: succeeded",
+        "stop : succeeded",
+    ):
         assert line in said

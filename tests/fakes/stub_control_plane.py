@@ -20,6 +20,7 @@ from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, PlannedFile, Probe, RunContext, UnitRecord
 from orchestrator.cli_serve import run_server
 from orchestrator.plan.facts import ClusterFacts
+from orchestrator.plan.kinds import ROUTER
 from orchestrator.plan.types import JobPlan
 from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
@@ -54,13 +55,15 @@ class HarmlessBackend(LocalBackend):
         self._fleets = fleets
 
     def prepare(self, run: RunContext, units: Sequence[LaunchUnit], files: Sequence[PlannedFile]) -> None:
-        self._fleets.pop(run.job, None)
+        # Else it is a running job that is scaled.
+        if any(unit.name == ROUTER for unit in units):
+            self._fleets.pop(run.job, None)
         super().prepare(run, [_harmless(unit) for unit in units], files)
 
     def start(self, run: RunContext, unit: LaunchUnit) -> UnitRecord:
         record = super().start(run, _harmless(unit))
         fleet = self._fleets.get(run.job)
-        if fleet is not None and unit.name in fleet.engines:
+        if fleet is not None and unit.name in fleet.router.replicas:
             fleet.boot(unit.name)
         return record
 

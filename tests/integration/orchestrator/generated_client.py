@@ -62,6 +62,11 @@ class GeneratedLife:
             push = self._model("push_body.PushBody").from_dict({"source": source})
             self._see_through(self._call("weights.push_weights", name, body=push))
             assert self._call("weights.show_weights", name).served.version == "from-client"
+        role = shown.engines[-1].role
+        for replicas in (2, 1):
+            body = self._model("scale_body.ScaleBody")(replicas=replicas)
+            self._see_through(self._call("replicas.scale_role", name, role, body=body))
+            assert [each.role for each in self._call("jobs.show_job", name).engines].count(role) == replicas
         force = self._model("leave_body.LeaveBody")(force=True)
         self._see_through(self._call("replicas.restart_process", name, shown.engines[-1].name, body=force))
         kinds = {each.kind for each in self._call("events.list_job_events", name, limit=1000).events}

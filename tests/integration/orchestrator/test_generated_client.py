@@ -29,7 +29,7 @@ def test_a_life_by_a_generated_client(control_plane: RunningControlPlane, tmp_pa
         document = client.get("/openapi.json").json()
     life = GeneratedLife(url=control_plane.url, token=control_plane.token, within_s=WITHIN_S)
     with generated(document, tmp_path):
-        assert life.live(JOB, "/checkpoints/1") == ["succeeded"] * 4
+        assert life.live(JOB, "/checkpoints/1") == ["succeeded"] * 6
 
 
 def test_a_life_with_curl(control_plane: RunningControlPlane, tmp_path: Path) -> None:
