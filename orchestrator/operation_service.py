@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
-from orchestrator.errors import CancelRefused, OperationUnknown
+from orchestrator.errors import CancelRefused, OperationUnknown, RequestUnknown
 from orchestrator.operations import (
     REQUEST_STATES,
     UPDATE_STATES,
@@ -113,7 +114,8 @@ class OperationService:
                 record = push_of(self._weights.updates, head.name, wanted.number)
                 return None if record is None else self._update(record, head)
             case "request" if wanted.number is not None:
-                return request_of(self.service.replicas.keeping.request(head.name, wanted.number), head)
+                with suppress(RequestUnknown):
+                    return request_of(self.service.replicas.keeping.request(head.name, wanted.number), head)
         return None
 
     def _update(self, record: PushRecord, head: JobHead) -> Operation:

@@ -39,7 +39,7 @@ class LeaveBody(WireModel, json_schema_extra={"examples": [{"force": False}]}):
 class ScaleBody(WireModel, json_schema_extra={"examples": [{"replicas": 2, "force": False}]}):
     model_config = ConfigDict(extra="forbid")
 
-    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)]
+    replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS, strict=True)]
     """How many the role is to have."""
     force: bool = False
     """Also where nobody could serve meanwhile."""

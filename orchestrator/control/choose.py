@@ -11,6 +11,7 @@ from pathlib import Path
 from orchestrator.control.plane import ControlPlane
 from orchestrator.store.driver_lock import ControlPlaneLock
 from orchestrator.store.listening import announced_in
+from orchestrator.store.tokens import TokensRefused
 
 TOKEN_VARIABLE = "HEADRACE_API_TOKEN"
 ANSWERS_WITHIN_S = 5.0
@@ -31,9 +32,20 @@ def control_plane(home: Path, told: Told, warn: Callable[[str], None]) -> Contro
     if told.server:
         from orchestrator.control.over_http import HttpControlPlane
 
-        given = told.token_file.read_text(encoding="utf-8").strip() if told.token_file else token
-        return HttpControlPlane(told.server, given, is_local=False)
+        return HttpControlPlane(told.server, _token(told.token_file, token), is_local=False)
     return _found(home, warn) or _local(home)
+
+
+def _token(file: Path | None, of_environment: str) -> str:
+    """Raises `TokensRefused`, which does not repeat it."""
+    where = TOKEN_VARIABLE if file is None else str(file)
+    try:
+        token = of_environment if file is None else file.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise TokensRefused(f"{where} cannot be read as a token: {error}") from error
+    if not (token.isascii() and (token.isprintable() or not token)):
+        raise TokensRefused(f"{where} has characters that a token cannot have; give printable ASCII")
+    return token
 
 
 def _found(home: Path, warn: Callable[[str], None]) -> ControlPlane | None:

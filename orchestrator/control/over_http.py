@@ -53,7 +53,7 @@ class HttpControlPlane:
                 limits=httpx.Limits(max_connections=None),
                 trust_env=not is_local,
                 # Reading the certificates of the machine takes as long as a command.
-                verify=self._url.startswith("https"),
+                verify=not self._url.startswith("http://"),
             )
         weakref.finalize(self, self._client.close)
 

@@ -39,6 +39,7 @@ def scaled_plan(running: JobPlan, role: Role, replicas: int, facts: ClusterFacts
     Raises:
         SpecError, PlanRefused: more of them cannot run here; or a new one would not be like those that run.
     """
+    _refuse_moved(running, role, facts)
     fresh = build_plan(with_replicas(running.spec, role, replicas), facts, running)
     if replicas > len(replicas_of(running, role)):
         refuse_errors(fresh)
@@ -54,6 +55,15 @@ def scaled_plan(running: JobPlan, role: Role, replicas: int, facts: ClusterFacts
         engines=tuple(engines.get(engine.name, engine) for engine in fresh.engines),
         pool=running.pool,
     )
+
+
+def _refuse_moved(running: JobPlan, role: Role, facts: ClusterFacts) -> None:
+    """What runs is on nodes as they were called when it was started."""
+    known = [node.name for node in facts.nodes]
+    if gone := sorted({engine.node for engine in running.engines} - {*known}):
+        problem = f"engines run on {', '.join(gone)}, and the nodes are called {', '.join(known)} now"
+        mend = f"stop the job with `headrace down {running.job}` and start it with so many"
+        raise PlanRefused(running.job, [Complaint(field=f"roles.{role}.replicas", problem=problem, mend=mend)])
 
 
 def _refuse_unlike(running: JobPlan, fresh: JobPlan, role: Role) -> None:

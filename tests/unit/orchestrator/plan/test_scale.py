@@ -89,3 +89,8 @@ def test_more_of_what_would_not_be_alike_is_refused_and_fewer_are_not(running: J
     there = scaled_plan(running, "decode", 1, other)
     with pytest.raises(PlanRefused, match="have changed"):
         scaled_plan(there, "decode", 2, other)
+
+
+def test_a_node_that_is_called_otherwise_now_is_refused(running: JobPlan) -> None:
+    with pytest.raises(PlanRefused, match=r"roles.decode.replicas: engines run on n0, and the nodes are called n1 now"):
+        scaled_plan(running, "decode", 3, facts_of(node(1)))
