@@ -114,11 +114,14 @@ def true_phase(recorded: Phase, reason: str, states: Mapping[str, UnitState], *,
         return recorded, reason
     dead = [name for name, state in states.items() if state == "dead"]
     silent = [name for name, state in states.items() if state == "starting"]
+    if recorded == "starting":
+        # Whoever brings it up sees the same, and says what becomes of it.
+        return recorded, _joined(reason, f"not running: {', '.join(dead)}" if dead else "")
     if dead and len(dead) == len(states):
         return "failed", "no process of the job is alive"
     if dead:
         return "degraded", _joined(reason, f"not running: {', '.join(dead)}")
-    if silent and recorded != "starting":
+    if silent:
         return "degraded", _joined(reason, f"not answering: {', '.join(silent)}")
     return recorded, reason
 

@@ -28,7 +28,7 @@ ONE_WAITS = ("starting", "waiting")
     [
         ("starting", True, ONE_WAITS, "starting", "why"),
         ("starting", True, UP, "starting", "why"),
-        ("starting", True, ONE_DEAD, "degraded", "not running: u1"),
+        ("starting", True, ONE_DEAD, "starting", "not running: u1"),
         ("starting", False, UP, "abandoned", "whoever was starting it is gone"),
         ("starting", False, ALL_DEAD, "abandoned", "headrace down"),
         ("ready", False, UP, "ready", "why"),
