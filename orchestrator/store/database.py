@@ -114,6 +114,17 @@ class Database:
         migrate(self._path, BUSY_TIMEOUT_S)
 
 
+def newest_of_outcome(
+    connection: sqlite3.Connection, select: str, outcome: str, job: str | None, limit: int
+) -> list[sqlite3.Row]:
+    """Of one job, or of all; an empty outcome: those that have not ended. The newest first. `select`: a query up to its
+    WHERE, of rows that have `job`, `number`, `outcome` and `asked_at`."""
+    # The plus keeps a job's own from being looked for among those of all jobs.
+    of = "outcome = :outcome ORDER BY asked_at" if job is None else "job = :job AND +outcome = :outcome ORDER BY number"
+    query = f"{select} WHERE {of} DESC LIMIT :limit"
+    return connection.execute(query, {"job": job, "outcome": outcome, "limit": limit}).fetchall()
+
+
 def _schema(connection: sqlite3.Connection) -> str:
     """Empty for a file that no migration has seen."""
     if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'alembic_version'").fetchone() is None:

@@ -14,7 +14,7 @@ from typing import Literal
 from deploy.unit import UnitRecord
 from orchestrator.errors import RequestRefused, RequestUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
-from orchestrator.store.database import Database
+from orchestrator.store.database import Database, newest_of_outcome
 from orchestrator.store.events import Event, note
 from orchestrator.store.records import StoredJob
 
@@ -179,17 +179,8 @@ class KeepingStore:
 
     def newest_of_outcome(self, outcome: str, job: str | None, limit: int) -> list[ReplicaRequest]:
         """Of one job, or of all; an empty outcome: those that have not ended. The newest first."""
-        # The plus keeps a job's own from being looked for among those of all jobs.
-        of = (
-            "outcome = :outcome ORDER BY asked_at"
-            if job is None
-            else "job = :job AND +outcome = :outcome ORDER BY number"
-        )
-        query = f"{_REQUESTS} WHERE {of} DESC LIMIT :limit"
         with self._database.reading() as connection:
-            return [
-                _request(row) for row in connection.execute(query, {"job": job, "outcome": outcome, "limit": limit})
-            ]
+            return [_request(row) for row in newest_of_outcome(connection, _REQUESTS, outcome, job, limit)]
 
     def request(self, job: str, number: int) -> ReplicaRequest:
         """Raises `RequestUnknown`."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import HeadraceError, UpdateRefused
-from orchestrator.store.database import Database
+from orchestrator.store.database import Database, newest_of_outcome
 from orchestrator.store.events import Event, EventStore, note
 
 REMARKS_KEPT = 200
@@ -182,15 +182,8 @@ class UpdateStore:
 
     def newest_of_outcome(self, outcome: str, job: str | None, limit: int) -> list[StoredUpdate]:
         """Of one job, or of all; an empty outcome: those that have not ended. The newest first."""
-        # The plus keeps a job's own from being looked for among those of all jobs.
-        of = (
-            "outcome = :outcome ORDER BY asked_at"
-            if job is None
-            else "job = :job AND +outcome = :outcome ORDER BY number"
-        )
-        query = f"{_UPDATES} WHERE {of} DESC LIMIT :limit"
         with self._database.reading() as connection:
-            return [_update(row) for row in connection.execute(query, {"job": job, "outcome": outcome, "limit": limit})]
+            return [_update(row) for row in newest_of_outcome(connection, _UPDATES, outcome, job, limit)]
 
     def remark(self, job: str, remark: StoredRemark) -> None:
         """Only the newest are kept: a step that must succeed is remarked upon until it does."""
