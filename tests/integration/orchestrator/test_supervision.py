@@ -5,10 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,13 @@ from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.home import StateUnusable
 from orchestrator.store.records import StoredJob
 from orchestrator.store.updates import CoordinatorReplaced
-from orchestrator.supervision import supervise_all
 from orchestrator.weight_service import PushOptions
 from orchestrator.weights import acts, runner
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Commitment
 from tests.fakes.fake_launch import NOW, FakeFleet
+from tests.integration.orchestrator.kept_fleet import supervised, until
 
 LIMITS = {"grace": 0.05, "again": 0.02, "tries": 2}
 AS_SET = PushOptions()
@@ -49,25 +48,6 @@ def job(fleet: FakeFleet) -> StoredJob:
     job = fleet.bring_up()
     fleet.supervision().open(job)
     return job
-
-
-@contextmanager
-def supervised(fleet: FakeFleet) -> Iterator[None]:
-    stopping = threading.Event()
-    thread = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
-    thread.start()
-    try:
-        yield
-    finally:
-        stopping.set()
-        thread.join()
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.005)
 
 
 def committed(fleet: FakeFleet) -> Commitment:
