@@ -77,7 +77,7 @@ class Pool:
         while not condition():
             assert time.monotonic() < began + RECOVERS_WITHIN_S, (self.watch.states, self.fleet.keeping.ends("demo"))
             list(self.watch.look())
-            self.keeper.turn(is_updating=False)
+            self.keeper.turn(is_updating=False, is_moving=False)
             time.sleep(0.05)
         return time.monotonic() - began
 
@@ -103,7 +103,13 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
         job = supervisor.bring_up("demo", fleet.shown.append)
         watch = Watch(store=fleet.store, keeping=fleet.keeping, backend=backend, probe=readiness.check, job=job)
         keeper = ReplicaKeeper(
-            keeping=fleet.keeping, watch=watch, job=job, look_outside=outside, let_handoffs_end=lambda *_: None
+            store=fleet.store,
+            keeping=fleet.keeping,
+            watch=watch,
+            job=job,
+            write_files=lambda _files: None,
+            look_outside=outside,
+            let_handoffs_end=lambda *_: None,
         )
         yield Pool(fleet, watch, keeper)
     finally:
