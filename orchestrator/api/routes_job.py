@@ -46,15 +46,15 @@ def job_routes(service: JobService) -> APIRouter:
     @routes.post("/jobs", status_code=202, responses=_ANSWERS, openapi_extra=IN_DOCUMENT)
     async def start_job(request: Request, response: Response) -> JobStatus:
         """Start a job: the body is a job file. Answers once it is planned and recorded; `GET /jobs/{name}` says how far
-        it is. May be asked again: while a job lives that was started from the same job file, it is answered with (202
-        while it starts, 200 after that); from another one, a 409 says what differs."""
+        it is. May be asked again: while a job lives that was started from the same job file, it is answered with, and
+        200 says that this call has begun nothing; from another one, a 409 says what differs."""
         spec = await job_file(request)
         admission = await run_in_threadpool(service.admit_once, spec)
-        if admission is not None:
+        if admission is None:
+            response.status_code = 200
+        else:
             in_background(partial(service.drive, admission, _ignore), name=f"start {spec.name}")
         status = job_status(await run_in_threadpool(service.view, spec.name))
-        if admission is None and status.phase != "starting":
-            response.status_code = 200
         point_to(response, status.operation)
         return status
 

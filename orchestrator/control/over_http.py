@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
+from httpx import codes
 from pydantic import ValidationError
 
 from connectors.types import Role
@@ -28,7 +29,7 @@ from orchestrator.errors import HeadraceError, NoAnswer, ProblemAnswered
 from orchestrator.plan.types import JobPlan, plan_from_json
 from orchestrator.spec.difference import asked_for
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.records import ENDED, SERVING, Phase
+from orchestrator.store.records import SERVING, Phase
 from orchestrator.supervisor.interfaces import ProgressSink
 
 CONNECTS_WITHIN_S = 10.0
@@ -70,22 +71,26 @@ class HttpControlPlane:
             raise self._other_version(error) from error
 
     def start(self, spec: JobSpec, *, warn: Callable[[Sequence[Note]], None], progress: ProgressSink) -> JobStatus:
-        is_new = self._phase(spec.name) in (None, *ENDED)
-        post = partial(self._get, JobStatus, "/jobs", method="POST", timeout=ONCE_DONE, json=asked_for(spec))
         with ThreadPoolExecutor(1) as beside:
-            asked = beside.submit(post)
+            asked = beside.submit(self._begin, spec)
             try:
-                job = asked.result()
+                is_new, job = asked.result()
                 if is_new:
                     warn(job.warnings)
                 return see_start_through(partial(self.job, spec.name), progress)
             except KeyboardInterrupt:
                 # Also one that was still being planned, which nobody could stop yet.
-                if is_new:
-                    with suppress(ProblemAnswered):
-                        self._ask("POST", f"/operations/{asked.result().operation}/cancel", timeout=ONCE_DONE)
+                with suppress(ProblemAnswered):
+                    is_new, job = asked.result()
+                    if is_new:
+                        self._ask("POST", f"/operations/{job.operation}/cancel", timeout=ONCE_DONE)
                         self._stop(spec.name)
                 raise
+
+    def _begin(self, spec: JobSpec) -> tuple[bool, JobStatus]:
+        """Whether this call has begun the job: others may ask for the same one at the same time."""
+        reply = self._ask("POST", "/jobs", timeout=ONCE_DONE, json=asked_for(spec))
+        return reply.status_code == codes.ACCEPTED, self._read(JobStatus, reply.content)
 
     def stop(self, name: str, say: Callable[[str], None]) -> JobStatus:
         say(f"{self._url} stops {name}")
