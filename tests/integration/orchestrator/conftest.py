@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from orchestrator import replica_keeper
+from orchestrator.supervisor import restarts
+from tests.fakes.fake_launch import FakeFleet
+from tests.integration.orchestrator import kept_fleet
 from tests.integration.orchestrator.serving import Forwarder, serving
 
 
@@ -28,3 +33,16 @@ def serve(shared_server: tuple[Forwarder, httpx.Client]) -> Callable[[Any], http
         return client
 
     return put
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests are looked for at once, and what ended is started again at once."""
+    monkeypatch.setattr(replica_keeper, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(restarts, "POLICIES", dict.fromkeys(restarts.POLICIES, kept_fleet.QUICK))
+
+
+@pytest.fixture
+def two_pairs(tmp_path: Path, quick: None) -> FakeFleet:
+    """A job of two pairs of engines that serves; nobody supervises it yet."""
+    return kept_fleet.serving(FakeFleet(tmp_path, pairs=2))

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import httpx
+
 from connectors.types import Role
 from orchestrator.store.keeping import ReplicaRequest
 from orchestrator.store.records import StoredJob
@@ -46,6 +48,16 @@ def supervised(fleet: FakeFleet) -> Iterator[None]:
     finally:
         stopping.set()
         thread.join()
+
+
+@contextmanager
+def signed_in(client: httpx.Client, token: str) -> Iterator[httpx.Client]:
+    """The shared client, with a token for as long as this lasts."""
+    client.headers["authorization"] = f"Bearer {token}"
+    try:
+        yield client
+    finally:
+        del client.headers["authorization"]
 
 
 def until(condition: Callable[[], bool]) -> None:

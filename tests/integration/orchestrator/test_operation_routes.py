@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +14,8 @@ import pytest
 from orchestrator import replica_keeper
 from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
-from orchestrator.supervision import supervise_all
 from tests.fakes.fake_launch import NOW, FakeFleet
+from tests.integration.orchestrator.kept_fleet import signed_in, supervised
 from tests.unit.orchestrator.samples import pd_data
 
 TOKENS = {"a-token": "admin", "t-token": "trainer"}
@@ -34,19 +33,12 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
-    client = serve(build_app(fleet.service(), Access(TOKENS)))
-    client.headers["authorization"] = "Bearer a-token"
-    stopping = threading.Event()
-    supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
-    supervising.start()
-    yield client
-    fleet.open_requests.clear()
-    fleet.receivers.silent = set()
-    for name in fleet.store.names():
-        assert client.delete(f"/jobs/{name}").status_code == 200
-    stopping.set()
-    supervising.join()
-    del client.headers["authorization"]
+    with supervised(fleet), signed_in(serve(build_app(fleet.service(), Access(TOKENS))), "a-token") as client:
+        yield client
+        fleet.open_requests.clear()
+        fleet.receivers.silent = set()
+        for name in fleet.store.names():
+            assert client.delete(f"/jobs/{name}").status_code == 200
 
 
 @pytest.fixture

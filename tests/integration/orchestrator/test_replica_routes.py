@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from orchestrator import replica_keeper
 from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
-from orchestrator.supervision import supervise_all
 from tests.fakes.fake_launch import FakeFleet
+from tests.integration.orchestrator.kept_fleet import signed_in, supervised
 
 TOKEN = "the-token"
-LIMITS = {"grace": 0.05, "again": 0.02, "drain": 5}
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeFleet:
-    monkeypatch.setattr(replica_keeper, "LOOK_EVERY_S", 0.01)
-    fleet = FakeFleet(tmp_path, pairs=2)
-    fleet.record(fleet.plan(weights={"limits": LIMITS}))
-    fleet.supervision().open(fleet.bring_up())
-    fleet.machine.on_start = lambda name: fleet.receivers.boot(name) if name in fleet.receivers.engines else None
-    return fleet
+def fleet(two_pairs: FakeFleet) -> FakeFleet:
+    return two_pairs
 
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
-    client = serve(build_app(fleet.service(), Access({TOKEN: "admin"})))
-    client.headers["authorization"] = f"Bearer {TOKEN}"
-    stopping = threading.Event()
-    supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
-    supervising.start()
-    yield client
-    stopping.set()
-    supervising.join()
-    del client.headers["authorization"]
+    with supervised(fleet), signed_in(serve(build_app(fleet.service(), Access({TOKEN: "admin"}))), TOKEN) as client:
+        yield client
 
 
 def outcome(fleet: FakeFleet, reply: httpx.Response) -> str | None:

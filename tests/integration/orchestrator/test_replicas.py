@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import replica_keeper
 from orchestrator.errors import RequestRefused, RequestUnknown
 from orchestrator.store.updates import CoordinatorReplaced
-from orchestrator.supervisor import mounts, restarts
+from orchestrator.supervisor import mounts
 from orchestrator.weight_service import PushOptions
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.receivers import FIRST_VERSION
@@ -30,16 +29,12 @@ from tests.integration.orchestrator.kept_fleet import (
     usable,
 )
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_keeper, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(restarts, "POLICIES", dict.fromkeys(restarts.POLICIES, QUICK))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> FakeFleet:
-    return serving(FakeFleet(tmp_path, pairs=2))
+def fleet(two_pairs: FakeFleet) -> FakeFleet:
+    return two_pairs
 
 
 def test_a_restarted_engine_has_run_out_of_requests_before_it_ends(fleet: FakeFleet) -> None:

@@ -9,21 +9,17 @@ import pytest
 
 from connectors.types import Role
 from deploy.errors import FileNotWritten
-from orchestrator import replica_keeper
 from orchestrator.errors import PlanRefused, RequestRefused, RequestUnknown
 from orchestrator.plan.scale import replicas_of, scaled_plan
 from orchestrator.store.jobs import JobStore
 from orchestrator.store.keeping import ReplicaRequest
-from orchestrator.supervisor import restarts
 from orchestrator.weight_service import PushOptions
 from tests.fakes.fake_launch import FakeFleet
 from tests.integration.orchestrator.kept_fleet import (
-    QUICK,
     SOURCE,
     ended,
     job_of,
     lives,
-    serving,
     supervised,
     until,
     usable,
@@ -35,15 +31,12 @@ class Killed(BaseException):
     """The control plane, where it stands."""
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica_keeper, "LOOK_EVERY_S", 0.01)
-    monkeypatch.setattr(restarts, "POLICIES", dict.fromkeys(restarts.POLICIES, QUICK))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.fixture
-def fleet(tmp_path: Path) -> FakeFleet:
-    return serving(FakeFleet(tmp_path, pairs=2))
+def fleet(two_pairs: FakeFleet) -> FakeFleet:
+    return two_pairs
 
 
 def scaled(fleet: FakeFleet, role: Role, replicas: int, *, force: bool = False) -> ReplicaRequest:

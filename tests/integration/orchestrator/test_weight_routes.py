@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,10 +14,10 @@ from orchestrator.api import routes_rlhf
 from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
 from orchestrator.errors import UpdateRefused
-from orchestrator.supervision import supervise_all
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.journal import PushRecord
 from tests.fakes.fake_launch import FakeFleet
+from tests.integration.orchestrator.kept_fleet import signed_in, supervised
 
 TOKEN = "the-token"
 LIMITS = {"grace": 0.05, "again": 0.02, "tries": 1}
@@ -36,15 +35,8 @@ def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[http
     """Of a control plane that supervises a job which serves."""
     fleet.record(fleet.plan(weights={"limits": LIMITS}))
     fleet.supervision().open(fleet.bring_up())
-    client = serve(build_app(fleet.service(), Access({TOKEN: "admin"})))
-    client.headers["authorization"] = f"Bearer {TOKEN}"
-    stopping = threading.Event()
-    supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
-    supervising.start()
-    yield client
-    stopping.set()
-    supervising.join()
-    del client.headers["authorization"]
+    with supervised(fleet), signed_in(serve(build_app(fleet.service(), Access({TOKEN: "admin"}))), TOKEN) as client:
+        yield client
 
 
 def message(reply: httpx.Response, status: int) -> str:
