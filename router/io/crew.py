@@ -172,21 +172,25 @@ class Crew:
         number = next(each for each in range(_MOST_WORKERS) if each not in self._numbers)
         worker = _WorkerProcess(number)
         self._numbers.add(number)
-        ours, theirs = socket.socketpair()
-        with theirs:
-            worker.process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "router.io.worker", "--link", str(theirs.fileno())),
-                pass_fds=[theirs.fileno()],
-                stdin=asyncio.subprocess.DEVNULL,
-            )
-        ours.setblocking(False)
-        link = wire.Link(wire.FromWorker, lambda message: self._take(worker, message), lambda: self._lost(worker))
-        try:
-            _, worker.link = await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
-        except asyncio.CancelledError:
-            worker.process.kill()
-            await worker.process.wait()
-            raise
+        with contextlib.ExitStack() as undone:
+            undone.callback(self._numbers.discard, number)
+            ours, theirs = socket.socketpair()
+            undone.callback(ours.close)
+            with theirs:
+                worker.process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "router.io.worker", "--link", str(theirs.fileno())),
+                    pass_fds=[theirs.fileno()],
+                    stdin=asyncio.subprocess.DEVNULL,
+                )
+            ours.setblocking(False)
+            link = wire.Link(wire.FromWorker, lambda message: self._take(worker, message), lambda: self._lost(worker))
+            try:
+                _, worker.link = await asyncio.get_running_loop().create_connection(lambda: link, sock=ours)
+            except BaseException:
+                worker.process.kill()
+                await worker.process.wait()
+                raise
+            undone.pop_all()
         self._workers[worker.number] = worker
         settings = self._settings.model_dump_json().encode()
         worker.link.send(wire.Hello(worker.number, self._port, settings, self._token))

@@ -5,12 +5,26 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import aiohttp
+import pytest
 
-from tests.integration.router.harness import COMPLETIONS, TOKEN, Bench, LeavingClient, bench, turns, until
+from router.io.crew import Crew
+from router.io.desk import Desk
+from router.io.metrics import Metrics
+from tests.integration.router.harness import (
+    COMPLETIONS,
+    TOKEN,
+    Bench,
+    LeavingClient,
+    bench,
+    make_settings,
+    turns,
+    until,
+)
 
 WORKERS = 2
 
@@ -250,4 +264,21 @@ def test_the_total_is_one_for_all_workers() -> None:
                 assert (await client.reader.readline()).split()[1] == b"200"
                 await client.leave()
 
+    asyncio.run(case())
+
+
+def test_a_worker_that_cannot_be_started_may_be_tried_as_often_as_one_likes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More often than there are numbers of workers."""
+
+    async def case() -> None:
+        async with bench() as made:
+            crew = Crew(make_settings([]), TOKEN, Metrics())
+            desk = Desk(made.dispatcher, crew.decided, asyncio.get_running_loop())
+            files = len([*Path("/proc/self/fd").iterdir()])
+            for _ in range(300):
+                with pytest.raises(FileNotFoundError):
+                    await crew.start(desk)
+            assert len([*Path("/proc/self/fd").iterdir()]) == files
+
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
     asyncio.run(case())
