@@ -11,7 +11,7 @@ import os
 import sqlite3
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.store.home import StateUnusable, refuse_network_file_system
@@ -93,7 +93,10 @@ class Database:
     def _lent(self) -> Iterator[sqlite3.Connection]:
         connection: sqlite3.Connection | None = None
         try:
-            connection = self._idle.pop() if self._idle else self.connect()
+            # No look before it: another thread may take the last one in between.
+            with suppress(IndexError):
+                connection = self._idle.pop()
+            connection = connection or self.connect()
             yield connection
             self._idle.append(connection)
             connection = None
