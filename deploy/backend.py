@@ -12,13 +12,15 @@ class Backend(Protocol):
     """Starts, watches and ends units. Blocking calls; one run at a time per instance."""
 
     def prepare(self, run: RunContext, units: Sequence[LaunchUnit], files: Sequence[PlannedFile]) -> None:
-        """Check that every planned port is free and every program exists, then write the files. Starts nothing.
+        """Check that every planned port is free and every program exists, then make the run's private folder and write
+        the files. Starts nothing.
 
         Raises:
             deploy.errors.PortTaken: names the port, its purpose, the unit it was planned for and, where it
                 can be read, the process that holds it.
             deploy.errors.ProgramMissing: names the unit and the program.
             deploy.errors.FileNotWritten: names the path.
+            deploy.errors.FolderNotOurs: the private folder is there, and others can change what is in it.
         """
         ...
 

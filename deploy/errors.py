@@ -4,9 +4,10 @@
      ├── PortTaken        a planned port is in use           the user frees it or plans another
      ├── ProgramMissing   a unit's program does not exist    the user installs it or names another
      ├── FileNotWritten   a file or log cannot be written     the user makes room or grants the right
+     ├── FolderNotOurs    others can change a private folder  the user removes it or has it made elsewhere
      └── StartFailed      the kernel refused to start it     the cause says who must act; may pass when tried again
 
-`prepare` raises the first three before anything runs, `start` the last two. Each message names the cause and the mend.
+`prepare` raises the first four before anything runs, `start` the last two. Each message names the cause and the mend.
 """
 
 from __future__ import annotations
@@ -43,6 +44,17 @@ class FileNotWritten(DeployError):
 
     def __init__(self, *, path: Path, cause: str) -> None:
         super().__init__(f"cannot write {path}: {cause}; make the folder writable or choose another output folder")
+        self.path = path
+
+
+class FolderNotOurs(DeployError):
+    """What is in a run's private folder could be replaced by another user."""
+
+    def __init__(self, *, path: Path, cause: str) -> None:
+        super().__init__(
+            f"{path} {cause}, so others could put theirs in the place of what processes keep there; "
+            "remove it, or set TMPDIR to a folder that is yours alone"
+        )
         self.path = path
 
 

@@ -109,6 +109,8 @@ class RunContext:
     job: str
     run_id: str
     log_dir: Path
+    private_dir: Path | None = None
+    """For this user alone, and there before any planned file is written; None where the run needs none."""
 
 
 @dataclass(frozen=True, kw_only=True)

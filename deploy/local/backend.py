@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from deploy.errors import PortTaken, ProgramMissing, StartFailed
-from deploy.local.files import open_for_append, write_file
+from deploy.local.files import make_private_folder, open_for_append, write_file
 from deploy.local.membership import UnitTrace, lineage, look_again, members_of, strays_of
 from deploy.local.process_table import Identity, Marker, Process, boot_id, is_alive, read_identity, snapshot
 from deploy.local.request import child_environment, log_path
@@ -43,6 +43,8 @@ class LocalBackend:
             _check_ports(unit, sockets)
         for unit in units:
             _check_program(run, unit)
+        if run.private_dir is not None:
+            make_private_folder(run.private_dir)
         for file in files:
             write_file(file)
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from deploy.errors import FileNotWritten
+from deploy.errors import FileNotWritten, FolderNotOurs
 from deploy.unit import PlannedFile
 
 _FILE_MODE = 0o644
 _FOLDER_MODE = 0o755
+_PRIVATE_MODE = 0o700
 
 
 def write_file(file: PlannedFile) -> None:
@@ -41,6 +43,25 @@ def open_for_append(path: Path) -> BinaryIO:
     with _named_failure(path):
         _make_folder(path.parent)
         return path.open("ab")
+
+
+def make_private_folder(path: Path) -> None:
+    """Make a folder for this user alone. Its parent may be everybody's, so one that is there already may be anybody's.
+
+    Raises:
+        FileNotWritten: it cannot be made.
+        FolderNotOurs: it is there, and others can change what is in it.
+    """
+    with _named_failure(path):
+        with suppress(FileExistsError):
+            path.mkdir(mode=_PRIVATE_MODE, parents=True)
+        found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise FolderNotOurs(path=path, cause="is no folder")
+    if found.st_uid != os.getuid():
+        raise FolderNotOurs(path=path, cause=f"belongs to user {found.st_uid}")
+    if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise FolderNotOurs(path=path, cause=f"has mode {stat.S_IMODE(found.st_mode):o}")
 
 
 @contextmanager

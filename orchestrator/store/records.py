@@ -59,7 +59,7 @@ class JobHead:
     def run(self) -> RunContext:
         started = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self.created_at))
         log_dir = self.directory / "logs" / f"{started}-{self.run_id[:8]}"
-        return RunContext(job=self.name, run_id=self.run_id, log_dir=log_dir)
+        return RunContext(job=self.name, run_id=self.run_id, log_dir=log_dir, private_dir=self.socket_dir)
 
     @property
     def records(self) -> tuple[UnitRecord, ...]:

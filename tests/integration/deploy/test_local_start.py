@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.errors import FileNotWritten, PortTaken, ProgramMissing, StartFailed
+from deploy.errors import FileNotWritten, FolderNotOurs, PortTaken, ProgramMissing, StartFailed
 from deploy.local.process_table import snapshot
 from deploy.unit import ListenPort, PlannedFile, PortRange
 
@@ -126,6 +126,36 @@ def test_a_file_that_cannot_be_written_is_named(workshop):
     path = workshop.folder / "blocked" / "inference.json"
     with pytest.raises(FileNotWritten, match=f"cannot write {path}"):
         workshop.backend.prepare(workshop.run, [], [PlannedFile(path=path, text="")])
+
+
+def test_the_private_folder_is_there_before_any_file_and_may_be_made_again(workshop):
+    private = workshop.folder / "private"
+    run = replace(workshop.run, private_dir=private)
+    for _ in range(2):
+        workshop.backend.prepare(run, [], [PlannedFile(path=private / "decode-0" / "owner.txt", text="")])
+    assert stat.S_IMODE(private.stat().st_mode) == 0o700
+
+
+@pytest.mark.parametrize(
+    ("made_before", "says"),
+    [
+        (lambda path: path.mkdir(), "belongs to user"),
+        (lambda path: (path.mkdir(), path.chmod(0o777)), "has mode 777"),
+        (lambda path: (path.mkdir(), path.chmod(0o770)), "has mode 770"),
+        (lambda path: path.symlink_to(path.parent), "is no folder"),
+        (lambda path: path.write_text(""), "is no folder"),
+    ],
+)
+def test_a_private_folder_that_others_can_change_is_refused(workshop, monkeypatch, made_before, says):
+    private = workshop.folder / "private"
+    made_before(private)
+    if "user" in says:
+        monkeypatch.setattr(os, "getuid", lambda: private.lstat().st_uid + 1)
+    run = replace(workshop.run, private_dir=private)
+    planned = PlannedFile(path=private / "owner.txt", text="")
+    with pytest.raises(FolderNotOurs, match=f"{private} {says}.*remove it, or set TMPDIR"):
+        workshop.backend.prepare(run, [], [planned])
+    assert not planned.path.exists()
 
 
 def test_a34_spaces_in_paths_reach_the_process_whole(workshop):
