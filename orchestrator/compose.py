@@ -9,7 +9,7 @@ from pathlib import Path
 from deploy import probe as readiness
 from deploy.local.backend import LocalBackend
 from deploy.local.process_table import SharedReading
-from orchestrator.observe.cluster import collect_facts, socket_dir
+from orchestrator.observe.cluster import collect_facts
 from orchestrator.observe.engines import RunningEngines
 from orchestrator.observe.outside import let_handoffs_end, look_outside, replicas_of
 from orchestrator.observe.pool import pool_use
@@ -49,7 +49,6 @@ def local_service(home: Path) -> JobService:
         store=store,
         backend=backend,
         facts=collect_facts,
-        socket_dir=socket_dir,
         probe=readiness.check,
         questions=RunningEngines(),
         pool_use=pool_use,

@@ -80,7 +80,6 @@ class JobService:
     """A backend per call: what it started, it alone can wait for."""
     facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts]
     """Of a job's spec, its folder and the ports of other jobs."""
-    socket_dir: Callable[[Path], Path]
     probe: ReadinessProbe
     questions: EngineQuestions
     pool_use: Callable[[PoolPlan], PoolUse | str]
@@ -209,9 +208,7 @@ class JobService:
         folder = self.store.folder(spec.name)
         for tries_left in range(PLANS_TRIED - 1, -1, -1):
             try:
-                self.store.create(
-                    plan, run_id=uuid.uuid4().hex, directory=folder, socket_dir=self.socket_dir(folder), now=time.time()
-                )
+                self.store.create(plan, run_id=uuid.uuid4().hex, directory=folder, now=time.time())
                 return
             except PortsReserved:
                 if not tries_left:

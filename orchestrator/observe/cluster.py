@@ -32,13 +32,13 @@ def collect_facts(spec: JobSpec, job_dir: Path, reserved_ports: frozenset[int]) 
         model=read_model_folder(spec.model.path),
         tools=Tools(prometheus=shutil.which("prometheus")),
         job_dir=job_dir,
-        socket_dir=socket_dir(job_dir),
+        socket_dir=_socket_dir(job_dir),
         headrace_python=sys.executable,
         reserved_ports=reserved_ports,
     )
 
 
-def socket_dir(job_dir: Path) -> Path:
+def _socket_dir(job_dir: Path) -> Path:
     """A short folder of the job's own: a unix socket's path has 107 characters at most."""
     digest = hashlib.sha256(str(job_dir).encode()).hexdigest()[:8]
     return Path(tempfile.gettempdir()) / f"headrace-{os.getuid()}-{digest}"

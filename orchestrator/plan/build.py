@@ -109,6 +109,7 @@ def _lay_out(
         vllm_version=abilities.vllm_version,
         units=units,
         files=(*engines.files, router.file, *monitoring.files),
+        socket_dir=facts.socket_dir,
         engines=engines.engines,
         pool=pool.plan if pool else None,
         router=router.plan,

@@ -40,6 +40,8 @@ def scaled_plan(running: JobPlan, role: Role, replicas: int, facts: ClusterFacts
         SpecError, PlanRefused: more of them cannot run here; or a new one would not be like those that run.
     """
     _refuse_moved(running, role, facts)
+    # Folders for temporary files may have moved since.
+    facts = replace(facts, socket_dir=running.socket_dir)
     fresh = build_plan(with_replicas(running.spec, role, replicas), facts, running)
     if replicas > len(replicas_of(running, role)):
         refuse_errors(fresh)

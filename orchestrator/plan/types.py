@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import PlainSerializer, TypeAdapter
@@ -92,6 +93,8 @@ class JobPlan:
     vllm_version: str
     units: tuple[LaunchUnit, ...]
     files: tuple[PlannedFile, ...]
+    socket_dir: Path
+    """With the engines' unix sockets, each engine's in a folder of its own."""
     engines: tuple[EnginePlan, ...]
     pool: PoolPlan | None
     router: RouterPlan

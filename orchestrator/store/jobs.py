@@ -39,7 +39,7 @@ class JobStore:
         """Where a job's files and logs lie."""
         return self._database.home / "jobs" / name
 
-    def create(self, plan: JobPlan, *, run_id: str, directory: Path, socket_dir: Path, now: float) -> None:
+    def create(self, plan: JobPlan, *, run_id: str, directory: Path, now: float) -> None:
         """Record a job that is about to start; an ended one of the same name gives way.
 
         Raises:
@@ -52,7 +52,7 @@ class JobStore:
             connection.execute("DELETE FROM jobs WHERE name = ?", (plan.job,))
             connection.execute(
                 "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'starting', '', ?, ?, NULL, NULL, NULL)",
-                (plan.job, run_id, str(directory), str(socket_dir), plan_to_json(plan), now, now),
+                (plan.job, run_id, str(directory), str(plan.socket_dir), plan_to_json(plan), now, now),
             )
             note(connection, plan.job, _phase_event(run_id, "starting", ""), now)
 

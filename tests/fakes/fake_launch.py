@@ -9,7 +9,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from connectors.engine_client import CacheConfig
@@ -227,7 +227,6 @@ class FakeFleet:
             store=self.store,
             backend=self.backend,
             facts=self.facts,
-            socket_dir=lambda folder: self.home / f"sockets-{folder.name}",
             probe=self.probe,
             questions=self.questions,
             pool_use=lambda _pool: self.pool_use,
@@ -277,13 +276,12 @@ class FakeFleet:
         data = pd_data(**changes)
         for role in data["roles"].values():
             role.setdefault("replicas", self._pairs)
-        return plan_of(data, facts_of(job_dir=str(self.home / "jobs" / "demo")))
+        return plan_of(data, self._facts(spec_of(data), self.store.folder("demo"), frozenset()))
 
     def record(self, plan: JobPlan | None = None, run_id: str = "run-1", now: float = NOW) -> StoredJob:
         """A job that is about to start."""
         plan = plan or self.plan()
-        directory, sockets = self.store.folder(plan.job), self.home / f"sockets-{plan.job}"
-        self.store.create(plan, run_id=run_id, directory=directory, socket_dir=sockets, now=now)
+        self.store.create(plan, run_id=run_id, directory=self.store.folder(plan.job), now=now)
         return self.store.get(plan.job)
 
     def bring_up(self, name: str = "demo") -> StoredJob:
@@ -295,7 +293,8 @@ class FakeFleet:
         return self.bring_up()
 
     def _facts(self, spec: JobSpec, job_dir: Path, reserved: frozenset[int]) -> ClusterFacts:
-        return facts_of(job_dir=str(job_dir), reserved_ports=reserved)
+        given = facts_of(job_dir=str(job_dir), reserved_ports=reserved)
+        return replace(given, socket_dir=self.home / f"sockets-{job_dir.name}")
 
 
 def stages(plan: JobPlan) -> list[tuple[str, ...]]:

@@ -107,7 +107,6 @@ def stub_service(home: Path) -> JobService:
         store=store,
         backend=backend,
         facts=facts,
-        socket_dir=lambda job_dir: home / "sockets" / job_dir.name,
         probe=probe,
         questions=FakeQuestions(),
         pool_use=lambda pool: PoolUse(mounted_bytes=pool.capacity_bytes, used_bytes=0, keys=0),

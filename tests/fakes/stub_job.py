@@ -34,7 +34,8 @@ def stub_plan(
     """Of `PROCESSES`, each on one of the ports. `habits`: further arguments of each process; `silent`: one that never
     becomes ready."""
     table = {**BARE, "name": name, "roles": {"prefill": {}, "decode": {}}}
-    plan = plan_of(table, facts_of(job_dir=str(home / "jobs" / name)))
+    facts = facts_of(job_dir=str(home / "jobs" / name))
+    plan = plan_of(table, replace(facts, socket_dir=home / "sockets" / name))
     units = [
         replace(
             unit,
@@ -56,7 +57,7 @@ def record(store: JobStore, plan: JobPlan) -> StoredJob:
     """As starting."""
     folder = store.folder(plan.job)
     # Not one that another test has too: its processes are found by it.
-    store.create(plan, run_id=uuid.uuid4().hex, directory=folder, socket_dir=folder / "sockets", now=time.time())
+    store.create(plan, run_id=uuid.uuid4().hex, directory=folder, now=time.time())
     return store.get(plan.job)
 
 

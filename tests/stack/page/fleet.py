@@ -74,13 +74,14 @@ def running_fleet(home: Path) -> Iterator[Fleet]:
 def record(store: JobStore, plan: JobPlan, phase: str) -> None:
     folder = store.folder(plan.job)
     run_id = uuid.uuid4().hex
-    store.create(plan, run_id=run_id, directory=folder, socket_dir=folder / "sockets", now=time.time())
+    store.create(plan, run_id=run_id, directory=folder, now=time.time())
     if phase == "failed":
         store.set_phase(plan.job, run_id, "failed", f"its engine said: {HOSTILE}", time.time())
 
 
 def bare_plan(home: Path, name: str) -> JobPlan:
-    return plan_of(pd_data(name=name), facts_of(job_dir=str(home / "jobs" / name)))
+    facts = facts_of(job_dir=str(home / "jobs" / name))
+    return plan_of(pd_data(name=name), replace(facts, socket_dir=home / "sockets" / name))
 
 
 def fleet_plan(home: Path) -> JobPlan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,13 @@ def test_what_stays_stays_byte_for_byte(running: JobPlan, role: str, replicas: i
 def test_there_and_back_is_the_same_plan(running: JobPlan) -> None:
     there = scaled_plan(running, "decode", 4, facts_of())
     assert plan_to_json(scaled_plan(there, "decode", 2, facts_of())) == plan_to_json(running)
+
+
+def test_new_replicas_have_their_sockets_where_those_that_run_do(running: JobPlan) -> None:
+    plan = scaled_plan(running, "decode", 4, replace(facts_of(), socket_dir=Path("/other/tmp/hr-demo")))
+    folders = {Path(unit.env["VLLM_RPC_BASE_PATH"]) for unit in plan.units if "VLLM_RPC_BASE_PATH" in unit.env}
+    assert len(folders) == 6
+    assert {folder.parent for folder in folders} == {plan.socket_dir} == {running.socket_dir}
 
 
 def test_no_port_is_given_twice(running: JobPlan) -> None:

@@ -43,6 +43,7 @@ def test_a_job_comes_back_as_it_was_recorded(fleet: FakeFleet) -> None:
     assert job.plan == plan
     assert (job.phase, job.reason, job.created_at, job.phase_at, job.units) == ("starting", "", NOW, NOW, ())
     assert job.run.log_dir == fleet.home / "jobs" / "demo" / "logs" / "19700112T134640Z-run-1"
+    assert job.run.private_dir == job.socket_dir == plan.socket_dir
 
 
 def test_a_name_is_taken_until_its_job_has_ended(fleet: FakeFleet) -> None:
@@ -131,7 +132,7 @@ def test_of_many_creators_of_one_job_exactly_one_wins(fleet: FakeFleet) -> None:
         store = JobStore(Database(fleet.home))
         together.wait()
         try:
-            store.create(plan, run_id=run_id, directory=fleet.home, socket_dir=fleet.home, now=NOW)
+            store.create(plan, run_id=run_id, directory=fleet.home, now=NOW)
         except JobExists:
             refused.append(run_id)
         else:
