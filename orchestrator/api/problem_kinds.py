@@ -28,6 +28,8 @@ from orchestrator.errors import (
 from orchestrator.store.jobs import PortsReserved
 from orchestrator.store.records import RecordUnreadable
 
+MEDIA_TYPE = "application/problem+json"
+
 
 class UnreadableBody(SpecError):
     """The body is no text, or no well-formed table: what stands in it was not looked at."""

@@ -17,11 +17,10 @@ from starlette.responses import Response
 
 from orchestrator.api.examples import PROBLEM
 from orchestrator.api.mends import mend_of
-from orchestrator.api.problem_kinds import kind_of
+from orchestrator.api.problem_kinds import MEDIA_TYPE, kind_of
 from orchestrator.api.wire import Note, WireModel
 from orchestrator.errors import Complaint, HeadraceError
 
-MEDIA_TYPE = "application/problem+json"
 PLAIN_TYPE = "about:blank"
 """RFC 9457: the status says it all."""
 

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from connectors.types import Role
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus
 from orchestrator.api.event_schemas import EventList, EventStatus
+from orchestrator.api.problem_kinds import MEDIA_TYPE
 from orchestrator.api.replica_schemas import LeaveBody, RequestStatus, ScaleBody
 from orchestrator.api.schemas import JobList, JobStatus
 from orchestrator.api.weight_schemas import PushBody, UpdateList, UpdateStatus, WeightsStatus
@@ -38,6 +39,8 @@ SOON = httpx.Timeout(ANSWERS_WITHIN_S, connect=CONNECTS_WITHIN_S)
 """Also between two parts of a stream of events, which has a ping every 15 s."""
 ONCE_DONE = httpx.Timeout(None, connect=CONNECTS_WITHIN_S)
 """For what is answered when it has been done."""
+NOBODY_BEHIND = (codes.BAD_GATEWAY, codes.SERVICE_UNAVAILABLE, codes.GATEWAY_TIMEOUT)
+"""What a proxy answers where it reaches no control plane, or has waited for one for too long."""
 
 Answer = TypeVar("Answer", bound=WireModel)
 
@@ -209,18 +212,23 @@ class HttpControlPlane:
         try:
             yield
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            why = str(error) or type(error).__name__
-            mend = "see that `headrace serve` runs there. What it was asked for before goes on"
-            raise NoAnswer(f"the control plane at {self._url} gives no answer ({why}); {mend}") from error
+            raise self._no_answer(str(error) or type(error).__name__) from error
+
+    def _no_answer(self, why: str) -> NoAnswer:
+        mend = "see that `headrace serve` runs there. What it was asked for before goes on"
+        return NoAnswer(f"the control plane at {self._url} gives no answer ({why}); {mend}")
 
     def _refuse_problem(self, reply: httpx.Response) -> None:
         if reply.is_success:
             return
+        is_problem = reply.headers.get("content-type", "").startswith(MEDIA_TYPE)
+        if reply.status_code in NOBODY_BEHIND and not is_problem:
+            raise self._no_answer(f"{reply.status_code} {reply.reason_phrase}, from what stands before it")
         try:
             detail = str(reply.json()["detail"])
         except (ValueError, KeyError, TypeError):
             detail = f"{self._url} answers {reply.status_code} to {reply.request.url.path}; is it a `headrace serve`?"
-        if reply.status_code == httpx.codes.UNAUTHORIZED:
+        if reply.status_code == codes.UNAUTHORIZED:
             detail = f"{self._url} does not know the token; set HEADRACE_API_TOKEN, or give --token-file"
         raise ProblemAnswered(detail, reply.status_code)
 

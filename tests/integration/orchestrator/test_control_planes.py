@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from orchestrator.api.access import Access
+from orchestrator.api.problem_kinds import MEDIA_TYPE
 from orchestrator.api.server import build_app
 from orchestrator.api.weight_schemas import PushBody
 from orchestrator.control.choose import Told, control_plane
@@ -160,6 +161,22 @@ def test_what_is_no_control_plane_is_said_to_be_none(serve: Callable[[Any], http
         control.events(None, None, 1)
     with pytest.raises(HeadraceError, match="another version of Headrace .jobs: Field required"):
         control.names()
+
+
+@pytest.mark.parametrize("status", [502, 503, 504])
+def test_a_proxy_that_reaches_no_control_plane_is_no_answer(serve: Callable[[Any], httpx.Client], status: int) -> None:
+    kinds = {"/jobs": b"text/html", "/jobs/demo": MEDIA_TYPE.encode()}
+
+    async def proxy(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-type", kinds[scope["path"]])]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b'{"detail": "in its own words"}'})
+
+    control = HttpControlPlane(str(serve(proxy).base_url), "", is_local=True)
+    with pytest.raises(NoAnswer, match=f"gives no answer .{status} .*, from what stands before it"):
+        control.names()
+    with pytest.raises(ProblemAnswered, match="in its own words"):
+        control.job("demo")
 
 
 @pytest.fixture

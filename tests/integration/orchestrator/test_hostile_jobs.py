@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.api.problems import MEDIA_TYPE
+from orchestrator.api.problem_kinds import MEDIA_TYPE
 from tests.integration.orchestrator.control_plane import RunningControlPlane, running_control_plane
 from tests.unit.orchestrator.samples import pd_data
 

@@ -12,7 +12,8 @@ from pydantic import BaseModel
 from orchestrator.api import examples
 from orchestrator.api.audit_schemas import AuditStatus
 from orchestrator.api.event_schemas import EventList, EventStatus
-from orchestrator.api.problems import MEDIA_TYPE, Problem
+from orchestrator.api.problem_kinds import MEDIA_TYPE
+from orchestrator.api.problems import Problem
 from orchestrator.api.routes_rlhf import Finished
 from orchestrator.api.schemas import JobList, JobStatus
 from orchestrator.api.server import build_app
