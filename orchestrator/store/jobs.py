@@ -6,6 +6,7 @@ A pid cannot be written before its process is: that one gap is closed by the run
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections import Counter, defaultdict
 from dataclasses import fields
@@ -18,7 +19,7 @@ from orchestrator.plan.port_map import ports_of
 from orchestrator.plan.types import JobPlan, plan_to_json
 from orchestrator.store.database import Database
 from orchestrator.store.events import Event, EventKind, EventStore, note
-from orchestrator.store.records import ENDED, SERVING, JobHead, Phase, StoredJob, StoredUnit, read_plan
+from orchestrator.store.records import ENDED, SERVING, JobHead, Phase, StoredJob, StoredUnit
 
 REASON_LINES_TOLD = 2
 """What happened, and its cause."""
@@ -51,8 +52,8 @@ class JobStore:
             _refuse_reserved(connection, plan)
             connection.execute("DELETE FROM jobs WHERE name = ?", (plan.job,))
             connection.execute(
-                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'starting', '', ?, ?, NULL, NULL, NULL)",
-                (plan.job, run_id, str(directory), str(plan.socket_dir), plan_to_json(plan), now, now),
+                "INSERT INTO jobs VALUES (?, ?, ?, ?, ?, 'starting', '', ?, ?, NULL, NULL, NULL, ?)",
+                (plan.job, run_id, str(directory), str(plan.socket_dir), plan_to_json(plan), now, now, _ports(plan)),
             )
             note(connection, plan.job, _phase_event(run_id, "starting", ""), now)
 
@@ -190,8 +191,9 @@ class JobStore:
         """
         with self._database.transaction() as connection:
             _refuse_reserved(connection, plan)
-            change = f"UPDATE jobs SET plan = ? WHERE name = ? AND run_id = ? AND phase IN ({_marks(SERVING)})"
-            if not connection.execute(change, (plan_to_json(plan), plan.job, run_id, *SERVING)).rowcount:
+            where = f"WHERE name = ? AND run_id = ? AND phase IN ({_marks(SERVING)})"
+            values = (plan_to_json(plan), _ports(plan), plan.job, run_id, *SERVING)
+            if not connection.execute(f"UPDATE jobs SET plan = ?, ports = ? {where}", values).rowcount:
                 return
             engines: Counter[str] = Counter(engine.role for engine in plan.engines)
             text = f"planned anew: {', '.join(f'{count} {role}' for role, count in engines.items())}"
@@ -241,6 +243,11 @@ def planned_ports(plan: JobPlan) -> frozenset[int]:
     return frozenset(listed | ports_of(plan.ports))
 
 
+def _ports(plan: JobPlan) -> str:
+    """As they are recorded: apart from the plan, which only the version that made it can read."""
+    return json.dumps(sorted(planned_ports(plan)))
+
+
 def _refuse_recorded(connection: sqlite3.Connection, name: str) -> None:
     row = connection.execute("SELECT phase FROM jobs WHERE name = ?", (name,)).fetchone()
     if row is not None and row["phase"] not in ENDED:
@@ -255,9 +262,8 @@ def _refuse_reserved(connection: sqlite3.Connection, plan: JobPlan) -> None:
 
 
 def _reserved_ports(connection: sqlite3.Connection, except_job: str) -> frozenset[int]:
-    query = f"SELECT name, plan FROM jobs WHERE name != ? AND phase NOT IN ({_marks(ENDED)})"
-    plans = [read_plan(row["name"], row["plan"]) for row in connection.execute(query, (except_job, *ENDED))]
-    return frozenset[int]().union(*map(planned_ports, plans))
+    query = f"SELECT DISTINCT value FROM jobs, json_each(ports) WHERE name != ? AND phase NOT IN ({_marks(ENDED)})"
+    return frozenset(row["value"] for row in connection.execute(query, (except_job, *ENDED)))
 
 
 def _phase_event(run_id: str, phase: Phase, reason: str) -> Event:

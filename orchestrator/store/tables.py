@@ -31,6 +31,7 @@ Table(
     Column("opened_at", REAL),
     Column("stop_asked_at", REAL),
     Column("drain_until", REAL),
+    Column("ports", Text, nullable=False, server_default="[]"),
 )
 Table(
     "units",

@@ -113,6 +113,25 @@ def test_ports_are_reserved_until_the_job_has_ended(fleet: FakeFleet) -> None:
     assert fleet.store.reserved_ports(except_job="other") == frozenset()
 
 
+def test_a_job_of_another_version_keeps_its_ports_and_no_other_job_from_being_planned(fleet: FakeFleet) -> None:
+    plan = fleet.plan()
+    fleet.record(plan)
+    with Database(fleet.home).transaction() as connection:
+        connection.execute("UPDATE jobs SET plan = '{}'")
+    assert fleet.store.reserved_ports(except_job="other") == planned_ports(plan)
+    with pytest.raises(PortsReserved):
+        fleet.record(replace(plan, job="twin"))
+
+
+def test_ports_of_a_new_plan_take_the_place_of_those_before(fleet: FakeFleet) -> None:
+    plan = fleet.plan()
+    fleet.record(plan)
+    fleet.store.set_phase("demo", "run-1", "ready", "", NOW)
+    fewer = replace(plan, ports=dict([*plan.ports.items()][:1]), units=())
+    fleet.store.replan("run-1", fewer, NOW)
+    assert fleet.store.reserved_ports(except_job="other") == ports_of(fewer.ports)
+
+
 def test_a29_two_jobs_cannot_record_the_same_ports(fleet: FakeFleet) -> None:
     """Both were planned before either was recorded."""
     plan = fleet.plan()

@@ -43,7 +43,8 @@ CREATE TABLE weight_updates (
 CREATE TABLE weight_remarks (
     job TEXT NOT NULL REFERENCES jobs(name) ON DELETE CASCADE, at REAL NOT NULL, text TEXT NOT NULL
 );
-INSERT INTO jobs VALUES ('demo', 'run-1', '/jobs/demo', '/tmp/s', '{}', 'ready', '', 1.5, 2.5);
+INSERT INTO jobs VALUES ('demo', 'run-1', '/jobs/demo', '/tmp/s',
+    '{"units": [{"ports": [{"port": 8000}]}], "ports": {"router internal": [9000, 2]}}', 'ready', '', 1.5, 2.5);
 INSERT INTO units VALUES ('demo', 'run-1', 'router', 'n0', 7, 70, 'boot', '/logs/router.log', 3.5, 4.5);
 INSERT INTO weight_positions VALUES ('demo', 'run-1', 3, 'position');
 INSERT INTO weight_updates VALUES ('demo', 1, 'request', 5.5, 'committed', '', 6.5, 0);
@@ -76,10 +77,12 @@ def tables(home: Path) -> set[str]:
 def is_whole(home: Path) -> None:
     """Nothing of what the first version recorded is lost."""
     database = Database(home)
-    job, updates = JobStore(database).get("demo"), UpdateStore(database)
+    jobs, updates = JobStore(database), UpdateStore(database)
+    job = jobs.get("demo")
     assert (job.run_id, job.phase, job.created_at, job.phase_at) == ("run-1", "ready", 1.5, 2.5)
     assert (job.opened_at, job.stop_asked_at) == (2.5, None)
     assert [(unit.record.pid, unit.record.start_ticks, unit.ready_at) for unit in job.units] == [(7, 70, 4.5)]
+    assert jobs.reserved_ports(except_job="other") == {8000, 9000, 9001}
     assert updates.position("demo") == "position"
     assert [(each.number, each.outcome) for each in updates.updates("demo")] == [(1, "committed")]
     assert [each.text for each in updates.remarks("demo")] == ["a remark"]
