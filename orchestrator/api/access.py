@@ -19,7 +19,7 @@ class Access:
     """Knows tokens by their hashes alone, so that no dump or error text can hold one."""
 
     def __init__(self, roles: Mapping[str, Role], where: str = "") -> None:
-        """`where`: tokens are to be found, in words, for callers that have none."""
+        """`where`: tokens are to be found, in words, for callers on this machine that have none."""
         self.where = where
         self._roles = {_hash(token.encode()): role for token, role in roles.items()}
 

@@ -39,11 +39,9 @@ class Health(WireModel, json_schema_extra={"examples": [{"status": "ok"}]}):
     status: Literal["ok"]
 
 
-def build_app(
-    service: JobService, access: Access | None, announced: AbstractContextManager[None] | None = None
-) -> FastAPI:
-    """The app. All but /health and the page's files asks for a token; `access` None asks for nothing (tests only).
-    `announced`: in which others of this machine find it."""
+def build_app(service: JobService, access: Access, announced: AbstractContextManager[None] | None = None) -> FastAPI:
+    """The app. All but /health and the page's files asks for a token. `announced`: in which others of this machine find
+    it."""
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:

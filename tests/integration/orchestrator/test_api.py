@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,11 @@ from orchestrator.api.problems import Problem
 from orchestrator.api.server import build_app
 from orchestrator.errors import Complaint, HeadraceError
 from tests.fakes.fake_launch import NOW, FakeFleet
+from tests.integration.orchestrator.kept_fleet import signed_in
 from tests.integration.orchestrator.serving import local_port, serving
 from tests.unit.orchestrator.samples import pd_data
 
+NOBODY = Access({})
 TOML = """
 name = "demo"
 [model]
@@ -38,7 +42,8 @@ def fleet(tmp_path: Path) -> FakeFleet:
 
 @pytest.fixture
 def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
-    yield serve(build_app(fleet.service(), access=None))
+    with signed_in(serve(build_app(fleet.service(), Access({"a-token": "admin"}))), "a-token") as client:
+        yield client
     settle(fleet)
 
 
@@ -122,9 +127,9 @@ def test_a_start_may_be_asked_for_again(fleet: FakeFleet, api: httpx.Client) -> 
 
 
 def test_two_starts_at_once_are_one(fleet: FakeFleet, api: httpx.Client) -> None:
-    url = f"{api.base_url}/jobs"
+    post = partial(httpx.post, f"{api.base_url}/jobs", json=pd_data(), headers=api.headers, trust_env=False)
     with ThreadPoolExecutor(4) as pool:
-        replies = list(pool.map(lambda _: httpx.post(url, json=pd_data(), trust_env=False), range(4)))
+        replies = list(pool.map(lambda _: post(), range(4)))
     # One of them has begun the job, and only that one ends it again when it is interrupted.
     assert sorted(reply.status_code for reply in replies) == [200, 200, 200, 202]
     wait_for(fleet, "ready")
@@ -247,6 +252,17 @@ def test_a_token_is_asked_for_everywhere_but_at_the_health_route(
     assert client.get("/jobs", headers={"authorization": "Bearer secret"}).json() == {"jobs": []}
 
 
+@pytest.mark.parametrize(("caller", "is_told"), [("127.0.0.1", True), ("::1", True), ("10.0.0.7", False), ("", False)])
+def test_where_tokens_are_is_told_on_this_machine_alone(fleet: FakeFleet, caller: str, is_told: bool) -> None:
+    transport = httpx.ASGITransport(build_app(fleet.service(), Access({}, "see /home/api-token")), client=(caller, 1))
+
+    async def ask() -> httpx.Response:
+        async with httpx.AsyncClient(transport=transport, base_url="http://control") as client:
+            return await client.get("/jobs")
+
+    assert ("/home/api-token" in problem(asyncio.run(ask()), 401)["detail"]) == is_told
+
+
 def broken(raises: Exception) -> Callable[..., Any]:
     def call(*_: object) -> Any:
         raise raises
@@ -274,7 +290,7 @@ def test_an_error_of_ours_keeps_its_text(fleet: FakeFleet, api: httpx.Client) ->
 
 def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
     fleet.record()
-    with serving(build_app(fleet.service(), access=None)):
+    with serving(build_app(fleet.service(), NOBODY)):
         wait_for(fleet, "ready")
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)
 
@@ -282,7 +298,7 @@ def test_a_start_that_was_left_is_taken_over(fleet: FakeFleet) -> None:
 def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
     job = fleet.running()
     fleet.store.set_phase("demo", job.run_id, "stopping", "", NOW)
-    with serving(build_app(fleet.service(), access=None)):
+    with serving(build_app(fleet.service(), NOBODY)):
         wait_for(fleet, "stopped")
     assert fleet.machine.living == {}
 
@@ -290,7 +306,7 @@ def test_a_stop_that_was_left_is_finished(fleet: FakeFleet) -> None:
 def test_a_start_that_another_process_drives_is_left_to_it(fleet: FakeFleet) -> None:
     service = fleet.service()
     admission = service.admit(fleet.spec())
-    with serving(build_app(service, access=None)):
+    with serving(build_app(service, NOBODY)):
         assert fleet.machine.started == []
     service.drive(admission, fleet.shown.append)
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)

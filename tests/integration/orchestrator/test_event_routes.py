@@ -14,9 +14,11 @@ import httpx
 import pytest
 
 from orchestrator.api import routes_events
+from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
 from orchestrator.store.events import Event, EventStore, StoredEvent
 from tests.fakes.fake_launch import FakeFleet
+from tests.integration.orchestrator.kept_fleet import signed_in
 
 
 @pytest.fixture
@@ -27,8 +29,9 @@ def fleet(tmp_path: Path) -> FakeFleet:
 
 
 @pytest.fixture
-def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> httpx.Client:
-    return serve(build_app(fleet.service(), None))
+def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
+    with signed_in(serve(build_app(fleet.service(), Access({"a-token": "admin"}))), "a-token") as client:
+        yield client
 
 
 def note(fleet: FakeFleet, job: str, *texts: str) -> None:

@@ -12,10 +12,12 @@ import httpx
 import pytest
 
 from orchestrator.api import routes_logs
+from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
 from orchestrator.plan.types import plan_from_json
 from orchestrator.store.records import StoredJob
 from tests.fakes.fake_launch import FakeFleet
+from tests.integration.orchestrator.kept_fleet import signed_in
 from tests.unit.orchestrator.samples import pd_data
 
 SECRET = "hf_abcdefgh1234"
@@ -27,8 +29,9 @@ def fleet(tmp_path: Path) -> FakeFleet:
 
 
 @pytest.fixture
-def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> httpx.Client:
-    return serve(build_app(fleet.service(), access=None))
+def api(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> Iterator[httpx.Client]:
+    with signed_in(serve(build_app(fleet.service(), Access({"a-token": "admin"}))), "a-token") as client:
+        yield client
 
 
 def test_a_job_file_that_can_be_used(fleet: FakeFleet, api: httpx.Client) -> None:
@@ -95,10 +98,10 @@ def test_how_much_of_the_pool_is_used(fleet: FakeFleet, api: httpx.Client) -> No
     assert pool["use_unknown"] == ""
 
 
-def test_a_master_that_does_not_answer(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> None:
+def test_a_master_that_does_not_answer(fleet: FakeFleet, api: httpx.Client) -> None:
     fleet.running()
     fleet.pool_use = "GET http://127.0.0.1:9003/metrics: timed out"
-    pool = serve(build_app(fleet.service(), access=None)).get("/jobs/demo").json()["pool"]
+    pool = api.get("/jobs/demo").json()["pool"]
     assert (pool["use"], pool["use_unknown"]) == (None, "GET http://127.0.0.1:9003/metrics: timed out")
 
 
@@ -169,7 +172,7 @@ def test_a_follower_that_left_is_not_served_on(
     fleet: FakeFleet, api: httpx.Client, job: StoredJob, following: list[int]
 ) -> None:
     url = f"{api.base_url}/jobs/demo/logs/decode-0?follow=true"
-    with httpx.stream("GET", url, trust_env=False) as reply:
+    with httpx.stream("GET", url, headers=api.headers, trust_env=False) as reply:
         assert next(reply.iter_lines()) == "line 100"
     deadline = time.monotonic() + 10
     while True:
@@ -187,7 +190,7 @@ def test_followers_hold_nobody_up(api: httpx.Client, job: StoredJob, fleet: Fake
     begun = threading.Barrier(61)
 
     def follow() -> None:
-        with httpx.stream("GET", url, trust_env=False, timeout=30) as reply:
+        with httpx.stream("GET", url, headers=api.headers, trust_env=False, timeout=30) as reply:
             lines = reply.iter_lines()
             next(lines)
             begun.wait(30)

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from orchestrator.api import examples
+from orchestrator.api.access import Access
 from orchestrator.api.audit_schemas import AuditStatus
 from orchestrator.api.event_schemas import EventList, EventStatus
 from orchestrator.api.problem_kinds import MEDIA_TYPE
@@ -25,7 +26,7 @@ from tests.unit.orchestrator.samples import spec_of
 
 @pytest.fixture(scope="module")
 def document(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return build_app(FakeFleet(tmp_path_factory.mktemp("home")).service(), access=None).openapi()
+    return build_app(FakeFleet(tmp_path_factory.mktemp("home")).service(), Access({})).openapi()
 
 
 def operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
