@@ -33,6 +33,7 @@ DrainLimit = Annotated[
     Query(gt=0, le=86_400, description="How long they may take; `weights.limits.drain` of the job when left out."),
 ]
 
+A_FEW = AuditBody()
 _ANSWERS: dict[int | str, dict[str, Any]] = {
     **declared(415),
     **BEGUN,
@@ -98,7 +99,7 @@ def job_routes(service: JobService) -> APIRouter:
         await run_in_threadpool(service.forget, name)
 
     @routes.post("/jobs/{name}/audit", responses=declared(404, 503))
-    async def audit_job(name: str, body: AuditBody) -> AuditStatus:
+    async def audit_job(name: str, body: AuditBody = A_FEW) -> AuditStatus:
         """Replay requests without cache and compare. Answers when that is done: seconds for each."""
         return audit_status(await run_in_threadpool(service.audit, name, body.requests))
 

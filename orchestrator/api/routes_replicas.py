@@ -22,6 +22,7 @@ from orchestrator.api.replica_schemas import (
 from orchestrator.replica_service import ReplicaService
 from orchestrator.store.keeping import ReplicaRequest
 
+UNFORCED = LeaveBody()
 RequestNumber = Annotated[int, Path(ge=1, lt=2**63)]
 
 
@@ -29,13 +30,13 @@ def replica_routes(replicas: ReplicaService) -> APIRouter:
     routes = APIRouter(prefix="/jobs/{name}", tags=["replicas"], responses=declared(404))
 
     @routes.post("/processes/{process}/restart", status_code=202, responses=BEGUN)
-    async def restart_process(name: str, process: str, body: LeaveBody, response: Response) -> RequestStatus:
+    async def restart_process(name: str, process: str, response: Response, body: LeaveBody = UNFORCED) -> RequestStatus:
         """Start a process again; an engine's requests run out first, and its sessions move. Answers once it is noted;
         `GET .../requests/{number}` says how it went."""
         return _begun(response, await run_in_threadpool(replicas.restart, name, process, force=body.force))
 
     @routes.post("/replicas/{replica}/drain", status_code=202, responses=BEGUN)
-    async def drain_replica(name: str, replica: str, body: LeaveBody, response: Response) -> RequestStatus:
+    async def drain_replica(name: str, replica: str, response: Response, body: LeaveBody = UNFORCED) -> RequestStatus:
         """Send an engine no more requests, and no new weights, until it is undrained."""
         return _begun(response, await run_in_threadpool(replicas.drain, name, replica, force=body.force))
 

@@ -207,6 +207,11 @@ def test_a_body_that_does_not_fit_says_what_does(api: httpx.Client) -> None:
         assert [(one["field"], one["mend"]) for one in found] == [(field, mend)]
 
 
+@pytest.mark.parametrize("path", ["processes/router/restart", "replicas/decode-0/drain", "audit"])
+def test_a_body_that_has_only_defaults_may_be_left_out(api: httpx.Client, path: str) -> None:
+    assert "no job is called 'nobody'" in problem(api.post(f"/jobs/nobody/{path}"), 404)["detail"]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -33,7 +33,7 @@ def outcome(fleet: FakeFleet, reply: httpx.Response) -> str | None:
 
 
 def test_a_replica_is_restarted_drained_and_undrained(fleet: FakeFleet, api: httpx.Client) -> None:
-    restarted = api.post("/jobs/demo/processes/decode-1/restart", json={})
+    restarted = api.post("/jobs/demo/processes/decode-1/restart")
     assert (restarted.json()["kind"], restarted.json()["process"]) == ("restart", "decode-1")
     assert outcome(fleet, restarted) == "done"
     assert fleet.machine.started.count("decode-1") == 2
