@@ -27,6 +27,9 @@ from orchestrator.weights.acts import Command
 from orchestrator.weights.events import Event
 from orchestrator.weights.receivers import Receivers
 
+BACKENDS = ("local",)
+"""Those of `launch.backend` that jobs can be started with."""
+
 
 def local_service(home: Path) -> JobService:
     """The service of this machine; its state lies in `home`."""
@@ -34,6 +37,7 @@ def local_service(home: Path) -> JobService:
     store, updates = JobStore(database), UpdateStore(database)
     keeping = KeepingStore(database)
     backend = partial(LocalBackend, SharedReading())
+    facts = partial(collect_facts, backends=BACKENDS)
     supervision = Supervision(
         store=store,
         updates=updates,
@@ -47,8 +51,9 @@ def local_service(home: Path) -> JobService:
     )
     return JobService(
         store=store,
+        backends=BACKENDS,
         backend=backend,
-        facts=collect_facts,
+        facts=facts,
         probe=readiness.check,
         questions=RunningEngines(),
         pool_use=pool_use,
@@ -56,7 +61,7 @@ def local_service(home: Path) -> JobService:
         open_job=supervision.open,
         let_requests_end=let_requests_end,
         replicas=ReplicaService(
-            store=store, keeping=keeping, supervision=supervision, replicas=replicas_of, facts=collect_facts
+            store=store, keeping=keeping, supervision=supervision, replicas=replicas_of, facts=facts
         ),
         weights=WeightService(store=store, updates=updates, supervision=supervision),
     )

@@ -76,6 +76,8 @@ class JobService:
     """Plan, start, look at and stop jobs on this machine. Calls block; any thread may make them."""
 
     store: JobStore
+    backends: tuple[str, ...]
+    """Those of `launch.backend` that jobs can be started with."""
     backend: Callable[[], Backend]
     """A backend per call: what it started, it alone can wait for."""
     facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts]
@@ -133,11 +135,10 @@ class JobService:
             JobExists: a job of this name is recorded and not ended.
             Unsupported: the launch backend is not in this version.
         """
-        if spec.launch.backend != "local":
-            mend = 'set launch.backend = "local"; `headrace render` shows the plan all the same'
-            raise Unsupported(
-                f"launch.backend: this version starts jobs with local only, not {spec.launch.backend}; {mend}"
-            )
+        if spec.launch.backend not in self.backends:
+            mend = f'set launch.backend = "{self.backends[0]}"; `headrace render` shows the plan all the same'
+            known = f"this version starts jobs with {', '.join(self.backends)} only"
+            raise Unsupported(f"launch.backend: {known}, not {spec.launch.backend}; {mend}")
         self.store.refuse_recorded(spec.name)
         plan = self._plan_to_start(spec)
         lock = self._lock(spec.name)

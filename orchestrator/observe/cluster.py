@@ -17,7 +17,9 @@ from orchestrator.plan.facts import ClusterFacts, Tools
 from orchestrator.spec.job import JobSpec
 
 
-def collect_facts(spec: JobSpec, job_dir: Path, reserved_ports: frozenset[int]) -> ClusterFacts:
+def collect_facts(
+    spec: JobSpec, job_dir: Path, reserved_ports: frozenset[int], *, backends: tuple[str, ...]
+) -> ClusterFacts:
     """Facts for a job on this machine."""
     abilities: EngineAbilities | None = None
     missing = ""
@@ -26,6 +28,7 @@ def collect_facts(spec: JobSpec, job_dir: Path, reserved_ports: frozenset[int]) 
     except EngineNotFound as error:
         missing = str(error)
     return ClusterFacts(
+        backends=backends,
         nodes=(this_machine(),),
         abilities=abilities,
         engine_missing=missing,

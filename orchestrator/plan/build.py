@@ -41,16 +41,16 @@ def build_plan(spec: JobSpec, facts: ClusterFacts, running: JobPlan | None = Non
     abilities = facts.abilities or _reference_abilities(facts)
     resolved = resolve_roles(spec)
     effective = choose_defaults(resolved.roles, facts, abilities)
-    local = spec.launch.backend == "local"
+    can_start = spec.launch.backend in facts.backends
     placement = place(
         effective.roles,
         facts.nodes,
         platform=abilities.platform,
         share_gpus=spec.launch.share_gpus,
-        must_fit=local,
+        must_fit=can_start,
         standing={engine.name: engine for engine in running.engines} if running else {},
     )
-    complaints = (*resolved.complaints, *(placement.complaints if local else ()))
+    complaints = (*resolved.complaints, *(placement.complaints if can_start else ()))
     if complaints:
         raise PlanRefused(spec.name, complaints)
     given = CheckInput(spec=spec, roles=effective.roles, placed=placement.engines, facts=facts, abilities=abilities)

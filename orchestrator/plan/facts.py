@@ -64,6 +64,8 @@ class Tools:
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterFacts:
+    backends: tuple[str, ...]
+    """Those of `launch.backend` that jobs can be started with; a job of any other is only looked at."""
     nodes: tuple[NodeFacts, ...]
     """In order; the first is the head node: master, router and monitoring run there."""
     abilities: EngineAbilities | None

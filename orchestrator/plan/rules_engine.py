@@ -172,11 +172,11 @@ def _consequence(given: CheckInput, role: RoleConfig, reading: ChainReading) -> 
 
 
 def launched_here(given: CheckInput) -> Iterator[Finding]:
-    if given.spec.launch.backend != "local":
+    if given.spec.launch.backend not in given.facts.backends:
         nodes = len(given.facts.nodes)
         own = "this machine's one node" if nodes == 1 else f"{nodes} nodes"
         problem = f"planned for {own}; {given.spec.launch.backend} is not launched by this version"
-        yield warning("launch.backend", problem, 'set launch.backend = "local" to start it here')
+        yield warning("launch.backend", problem, f'set launch.backend = "{given.facts.backends[0]}" to start it here')
 
 
 RULES = (

@@ -225,6 +225,7 @@ class FakeFleet:
     def service(self) -> JobService:
         return JobService(
             store=self.store,
+            backends=("local",),
             backend=self.backend,
             facts=self.facts,
             probe=self.probe,

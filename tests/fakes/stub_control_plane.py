@@ -105,6 +105,7 @@ def stub_service(home: Path) -> JobService:
     )
     return UnauditedService(
         store=store,
+        backends=("local",),
         backend=backend,
         facts=facts,
         probe=probe,

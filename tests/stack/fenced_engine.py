@@ -97,7 +97,7 @@ def planned_engine(folder: Path) -> Engine:
     table = job_table("fenced", model, 9489, roles={"colocated": {}}, monitoring={"enabled": False}, ports=PORTS)
     table["engine"]["middleware"] = OWN_MIDDLEWARE
     spec = spec_of(table)
-    plan = build_plan(spec, collect_facts(spec, folder, frozenset()))
+    plan = build_plan(spec, collect_facts(spec, folder, frozenset(), backends=("local",)))
     refuse_errors(plan)
     write_fresh_token(Path(plan.engines[0].token_file))
     run = RunContext(job="fenced", run_id=f"fenced-{folder.name}", log_dir=folder / "logs")

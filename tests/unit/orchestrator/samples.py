@@ -90,6 +90,7 @@ def facts_of(
 ) -> ClusterFacts:
     """One node on loopback with two cores, unless nodes are given."""
     return ClusterFacts(
+        backends=("local",),
         nodes=nodes or (node(address="127.0.0.1"),),
         abilities=abilities,
         engine_missing="" if abilities else "/venv/bin/python has no vllm installed",

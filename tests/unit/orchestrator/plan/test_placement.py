@@ -86,6 +86,8 @@ class TestPlacement:
         found = warning_at(plan, "launch.backend")
         assert found.problem == "planned for this machine's one node; slurm is not launched by this version"
         assert plan.findings[0].severity == "error"
+        with pytest.raises(PlanRefused, match="roles.decode.replicas"):
+            plan_of(data, replace(facts, backends=("local", "slurm")))
 
     def test_a_node_that_lends_no_core_leaves_its_engines_unbound(self) -> None:
         plan = plan_of(pd_data(), facts_of(node(cores=0, address="127.0.0.1")))
