@@ -2,6 +2,8 @@
 
     HeadraceError               every error whose text is meant for a user
     ├── SpecError               the job file is wrong: the user mends it
+    │   ├── UnknownBodyType     a body is sent as neither JSON nor TOML (api/problem_kinds.py)
+    │   └── UnreadableBody      a body is no well-formed table (api/problem_kinds.py)
     ├── PlanRefused             the job file is well-formed but cannot run: the user mends it
     ├── JobExists               a job of this name is already recorded: the user stops it first
     │   └── JobDiffers          and it was started from another job file
@@ -25,8 +27,9 @@
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
-    ├── RecordUnreadable        a record was written by another version (store/jobs.py)
+    ├── RecordUnreadable        a record was written by another version (store/records.py)
     ├── StateInUse              another control plane runs on the state folder (store/driver_lock.py)
+    ├── TokensRefused           tokens of the control API cannot be used as they were given (store/tokens.py)
     ├── AddressUnusable         the control API cannot listen where it was told to (cli_serve.py)
     └── StateUnusable           the state folder cannot be read or written (store/home.py)
 
@@ -101,7 +104,7 @@ class ProcessUnknown(HeadraceError):
 
 
 class JobFailed(HeadraceError):
-    """A job did not come up; everything it had started is ended."""
+    """A job did not come up. Whoever drives the start then ends everything that was started."""
 
 
 class StopRefused(HeadraceError):

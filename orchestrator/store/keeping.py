@@ -1,7 +1,7 @@
 """What has to survive of keeping a job's processes: how their lives ended, and what somebody has asked of them.
 
-`supervisor/watch.py` notes ends, `replica_service.py` requests; `supervision.py` carries requests out. All belongs to
-one run of a job, and goes with that run's record.
+`supervisor/watch.py` notes ends, `replica_service.py` requests; `replica_keeper.py` carries requests out, and makes
+some itself. All belongs to one run of a job, and goes with that run's record.
 """
 
 from __future__ import annotations

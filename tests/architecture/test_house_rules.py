@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
@@ -168,3 +169,15 @@ def test_no_mark_of_unfinished_work() -> None:
     marks = ("TO" + "DO", "FIX" + "ME", "NotImplemented" + "Error")
     found = [f"{name_of(path)}: {mark}" for path in OURS for mark in marks if mark in path.read_text(encoding="utf-8")]
     assert found == []
+
+
+def test_every_error_stands_in_the_tree_with_its_place() -> None:
+    tree = ast.get_docstring(ast.parse((ROOT / "orchestrator" / "errors.py").read_text())) or ""
+    drawn = dict(re.findall(r"── (\w+) .*?(?:\(([\w/.]+)\))?$", tree, re.MULTILINE))
+    found: dict[str, str] = {}
+    for path in (ROOT / "orchestrator").rglob("*.py"):
+        for name, base in re.findall(r"^class (\w+)\((\w+)\):", path.read_text(), re.MULTILINE):
+            if base == "HeadraceError" or base in drawn:
+                place = str(path.relative_to(ROOT / "orchestrator"))
+                found[name] = "" if place == "errors.py" else place
+    assert found == drawn
