@@ -30,6 +30,10 @@ from connectors.vllm_plugin.weights.verdict import CommandName, RankReport, Weig
 
 EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 """Prompt tokens that came from a connector instead of being computed."""
+SMALLEST_VOCABULARY = 200
+"""Token ids up to it are in every model's."""
+CLEAR_EVERY_S = 0.2
+"""How often an engine is asked again to clear a cache of which it still holds blocks."""
 SHOWN = 300
 """Characters of an unexpected answer that an error repeats."""
 ENGINE_MARGIN_S = 150.0
@@ -237,10 +241,6 @@ class EngineClient:
             EngineCallFailed: no answer, or the command was not obeyed at all.
         """
         return self._weights_command("load", instance, order, _load_body(source, options))
-
-    def reset_weights(self, instance: str, order: CommandOrder) -> WeightsAnswer:
-        """Forget a prefetch, and an update that was started and never finished."""
-        return self._weights_command("reset", instance, order, {})
 
     def serve_weights(self, instance: str, order: CommandOrder) -> WeightsAnswer:
         """Let peers read this engine's weights: `served` of the answer is their source. Ends with the next load."""

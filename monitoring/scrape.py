@@ -25,10 +25,8 @@ class Target:
     """One `/metrics` endpoint."""
 
     name: str
-    """The process's name in the plan, unique in the job, e.g. "decode-1"."""
+    """The process's name in the plan, unique in the job, e.g. "decode-1"; an engine's is its replica's."""
     role: TargetRole
-    replica: str
-    """The replica that the process belongs to; several processes may share one."""
     node: str
     address: str
     """host:port."""
@@ -92,5 +90,5 @@ def _labels(kind: _Kind, job: str, target: Target) -> dict[str, str]:
     # The router's own series say which engine they speak of in these two labels; a target label of
     # the same name would rename them to exported_role and exported_replica.
     if kind != "router":
-        labels |= {"role": target.role, "replica": target.replica}
+        labels |= {"role": target.role, "replica": target.name}
     return labels

@@ -186,7 +186,6 @@ def _targets(engines: Sequence[EnginePlan], pool: PoolPlan | None, router: Route
         Target(
             name=engine.name,
             role=engine.role,
-            replica=engine.name,
             node=engine.node,
             address=urlsplit(engine.url).netloc,
             metrics_path="/metrics",
@@ -196,13 +195,9 @@ def _targets(engines: Sequence[EnginePlan], pool: PoolPlan | None, router: Route
     if pool is not None and pool.metrics_url is not None:
         master = urlsplit(pool.metrics_url)
         name = MASTER
-        targets.append(
-            Target(name=name, role="master", replica=name, node=head, address=master.netloc, metrics_path=master.path)
-        )
+        targets.append(Target(name=name, role="master", node=head, address=master.netloc, metrics_path=master.path))
     address = urlsplit(router.url).netloc
-    targets.append(
-        Target(name=ROUTER, role="router", replica=ROUTER, node=head, address=address, metrics_path="/metrics")
-    )
+    targets.append(Target(name=ROUTER, role="router", node=head, address=address, metrics_path="/metrics"))
     return targets
 
 

@@ -153,7 +153,7 @@ def exporting(replicas: Replicas) -> Iterator[Exporter]:
 def targets(replicas: Replicas, address: str) -> list[Target]:
     roles: dict[str, TargetRole] = {**replica_names(replicas), "master": "master", "router-0": "router"}
     return [
-        Target(name=name, role=role, replica=name, node="n1", address=address, metrics_path=f"/{name}/metrics")
+        Target(name=name, role=role, node="n1", address=address, metrics_path=f"/{name}/metrics")
         for name, role in roles.items()
     ]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import requests
 from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 
 from connectors.engine_client import EngineCallFailed, LoadOptions
+from connectors.vllm_plugin.fence_rules import WEIGHTS_PATH
 from connectors.vllm_plugin.weights.verdict import RankReport
 from tests.stack.weights import nixl_trainer
 from tests.stack.weights.checkpoints import Tensors, changed, checkpoints, path_source
@@ -124,8 +125,10 @@ def test_a_prefetch_while_generating(running: Running) -> None:
 def test_a_prefetch_that_is_reset_leaves_nothing(running: Running) -> None:
     engine = running.engine
     assert engine.client.prefetch_weights(engine.instance, running.source(1), engine.next_order()).ok
-    answer = engine.client.reset_weights(engine.instance, engine.next_order())
-    assert [(report.phase, report.prefetched) for report in answer.ranks] == [("idle", None)] * RANKS
+    command = {"instance": engine.instance, **asdict(engine.next_order())}
+    assert engine.call("POST", f"{WEIGHTS_PATH}reset", command).is_success
+    ranks = engine.client.weights().ranks
+    assert [(report.phase, report.prefetched) for report in ranks] == [("idle", None)] * RANKS
     running.assert_has(0)
 
 

@@ -15,16 +15,16 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "monitoring" / "prometheus.yml"
 PROMTOOL = shutil.which("promtool")
 
 
-def target(name: str, role: TargetRole, node: str, address: str, replica: str | None = None) -> Target:
-    return Target(name=name, role=role, replica=replica or name, node=node, address=address, metrics_path="/metrics")
+def target(name: str, role: TargetRole, node: str, address: str) -> Target:
+    return Target(name=name, role=role, node=node, address=address, metrics_path="/metrics")
 
 
 TARGETS = (
     target("router-0", "router", "n1", "10.0.0.1:8000"),
     target("master", "master", "n1", "10.0.0.1:9003"),
     target("prefill-0", "prefill", "n1", "10.0.0.1:8100"),
-    target("decode-0-rank1", "decode", "n2", "10.0.0.2:8201", replica="decode-0"),
-    target("decode-0-rank0", "decode", "n2", "10.0.0.2:8200", replica="decode-0"),
+    target("decode-1", "decode", "n2", "10.0.0.2:8201"),
+    target("decode-0", "decode", "n2", "10.0.0.2:8200"),
 )
 
 
