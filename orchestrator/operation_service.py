@@ -25,9 +25,8 @@ from orchestrator.store.records import JobHead
 from orchestrator.supervisor.view import is_driven
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.journal import PushRecord, newest_pushes, position_of, push_of
-from orchestrator.weights.words import Position
+from orchestrator.weights.words import BY_REQUEST, Position
 
-WITHDRAWN = "by request"
 OPEN_MOST = 10_000
 """A job has one update that has not ended, and one request for each of its processes."""
 
@@ -86,7 +85,7 @@ class OperationService:
             return self.get(text)
         if number is not None:
             keeping = self.service.replicas.keeping
-            is_noted = keeping.withdraw(keeping.request(job, number), WITHDRAWN, now)
+            is_noted = keeping.withdraw(keeping.request(job, number), BY_REQUEST, now)
         else:
             run_id = self.service.store.get(job).run_id
             is_noted = self.service.store.ask_stop(job, run_id, drain_until=None, now=now, only_unopened=True)

@@ -166,14 +166,13 @@ class ReplicaKeeper:
         kind, engine = self._kinds[unit], self._engines.get(unit)
         life = life_of(self._watch.units[unit].record)
         gone = drained(self._requests)
-        fleet = {name: each.role for name, each in self._engines.items()}
         may_leave = request.kind == "undrain"
         settling = self._settling.get(life)
         return RequestSight(
             request=request,
             kind=kind,
             role=None if engine is None else engine.role,
-            refusal="" if may_leave else refusal(unit, kind, fleet, replicas, gone),
+            refusal="" if may_leave else refusal(unit, kind, self._job.plan.fleet, replicas, gone),
             life=life,
             state=self._watch.states[unit],
             given_up=self._watch.given_up.get(unit),
@@ -216,7 +215,7 @@ class ReplicaKeeper:
         role, replicas, gone = request.unit, outside.replicas, drained(self._requests)
         names = [name for name, engine in self._engines.items() if engine.role == role]
         leaving = [name for name in names if is_beyond(name, request)]
-        fleet = {name: each.role for name, each in self._engines.items()}
+        fleet = self._job.plan.fleet
         refusals = (refusal(name, "engine", fleet, replicas, gone.union(leaving)) for name in leaving)
         return ScaleSight(
             request=request,

@@ -25,11 +25,10 @@ from orchestrator.store.keeping import KeepingStore, ReplicaRequest, RequestKind
 from orchestrator.store.records import SERVING, StoredJob
 from orchestrator.supervision import Supervision
 from orchestrator.supervisor.view import JobView
-from orchestrator.weights.words import Position
+from orchestrator.weights.words import BY_REQUEST, Position
 from router.core.fleet import ReplicaView
 
 LOOK_EVERY_S = 0.3
-BY_REQUEST = "somebody asked for it"
 FORCE_IT = "force it, if nobody needs the job meanwhile"
 
 
@@ -74,7 +73,7 @@ class ReplicaService:
         job = self._serving(name)
         names = replicas_of(job.plan, role)
         if not names:
-            has = ", ".join(dict.fromkeys(engine.role for engine in job.plan.engines))
+            has = ", ".join(dict.fromkeys(job.plan.fleet.values()))
             raise RequestUnknown(f"job {name!r} has no role {role!r}; it has: {has}")
         if replicas == len(names):
             raise RequestRefused(f"job {name!r} has {replicas} of role {role} already")
@@ -143,7 +142,7 @@ class ReplicaService:
 
     def _refuse_leaving(self, job: StoredJob, leaving: Sequence[str]) -> None:
         """Raises `RequestRefused` where nobody could serve without them."""
-        fleet = {engine.name: engine.role for engine in job.plan.engines}
+        fleet = job.plan.fleet
         gone = drained(self.keeping.requests(job.name)).union(leaving)
         replicas = self.replicas(job.plan)
         for name in leaving:
@@ -153,7 +152,7 @@ class ReplicaService:
     def _check(self, job: StoredJob, kind: RequestKind, process: str, *, force: bool) -> None:
         """What can be known before anything begins; who carries it out looks again."""
         kinds = kinds_of(job.plan)
-        fleet = {engine.name: engine.role for engine in job.plan.engines}
+        fleet = job.plan.fleet
         known = kinds if kind == "restart" else fleet
         if process not in known:
             what = "process" if kind == "restart" else "replica"

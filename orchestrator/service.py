@@ -49,7 +49,7 @@ from orchestrator.supervisor.interfaces import (
     ReadinessProbe,
 )
 from orchestrator.supervisor.loop import Overtaken, Supervisor
-from orchestrator.supervisor.stop import StopIncomplete, stop_job
+from orchestrator.supervisor.stop import SWEEP_GRACE_S, StopIncomplete, stop_job
 from orchestrator.supervisor.view import JobGlance, JobView, ServedVersion, glance_at_jobs, view_job
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.audit import Audited, audit
@@ -58,7 +58,6 @@ from orchestrator.weights.router_client import RouterTraffic
 EVENTS_SHOWN = 10
 RUNS_KEPT = 5
 PLANS_TRIED = 3
-SWEEP_GRACE_S = 2.0
 DRIVER_WAIT_S = 1.0
 """Whoever looks at a job takes its lock for a moment; a driver holds it for the whole start."""
 

@@ -150,7 +150,7 @@ class Supervision:
         kinds = kinds_of(job.plan)
         for each in news:
             _tell(runner, kinds[each.unit], each)
-        fleet = {engine.name: engine.role for engine in job.plan.engines}
+        fleet = job.plan.fleet
         can_serve = has_pair((name for name in fleet if name not in watch.given_up), fleet)
         reason = job_failure(kinds, watch.given_up, can_serve=can_serve)
         if reason:
@@ -160,7 +160,7 @@ class Supervision:
     def _runner(self, job: StoredJob, journal: Journal, restart: Callable[[str, str], None]) -> Runner:
         weights = job.plan.weights
         coordinator = Coordinator(
-            fleet={engine.name: engine.role for engine in job.plan.engines},
+            fleet=job.plan.fleet,
             wipes_pool=job.plan.wipes_pool,
             position=journal.newest() or _first_position(weights),
             join_limits=weights.limits,

@@ -94,8 +94,7 @@ class WeightService:
             mend = 'push with another, or start the job with weights.in_flight = "readmit"'
             problem = f"the job was started with {plan.weights.in_flight!r}, so its router keeps no tokens of streams"
             raise UpdateRefused(f'in_flight is "readmit": {problem}; {mend}')
-        fleet = {engine.name: engine.role for engine in plan.engines}
-        if push.strategy == "rolling" and (refusal := rolling_refusal(fleet, wipes_pool=plan.wipes_pool)):
+        if push.strategy == "rolling" and (refusal := rolling_refusal(plan.fleet, wipes_pool=plan.wipes_pool)):
             raise UpdateRefused(refusal)
 
     def cancel(self, name: str, number: int) -> PushRecord:

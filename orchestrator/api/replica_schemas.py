@@ -18,7 +18,7 @@ REQUEST = {
     "operation": "demo:1f3c9a2b:request:1",
     "kind": "restart",
     "process": "prefill-1",
-    "why": "somebody asked for it",
+    "why": "by request",
     "replicas": None,
     "is_forced": False,
     "asked_at": 1790000000.0,

@@ -6,16 +6,22 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from connectors.engine_client import EXTERNAL_HITS, CacheConfig, EngineCallFailed, EngineClient, FenceView
+from connectors.engine_client import (
+    CLEAR_EVERY_S,
+    EXTERNAL_HITS,
+    SMALLEST_VOCABULARY,
+    CacheConfig,
+    EngineCallFailed,
+    EngineClient,
+    FenceView,
+)
 from orchestrator.plan.types import EnginePlan
 from orchestrator.supervisor.startup_checks import OffloadProbe
 
 PROBE_CALL_TIMEOUT_S = 300.0
 """A first request may compile; on a small CPU that takes tens of seconds."""
-CLEAR_EVERY_S = 0.2
 SETTLE_S = 60.0
 """How long an engine may take to save a short prompt before the probe gives up."""
-SMALLEST_VOCABULARY = 200
 PROBE_EPOCH = 0
 """Nothing else is ever computed in it: a job's first is 1."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -106,6 +107,11 @@ class JobPlan:
     offload_probe: Literal["fail", "warn", "off"]
     choices: tuple[Choice, ...]
     findings: tuple[Finding, ...]
+
+    @property
+    def fleet(self) -> Mapping[str, Role]:
+        """Its engines by name."""
+        return {engine.name: engine.role for engine in self.engines}
 
     @property
     def wipes_pool(self) -> bool:

@@ -31,11 +31,11 @@ from orchestrator.supervisor.log_cause import fence_not_loaded, likely_cause, mi
 from orchestrator.supervisor.reconcile import UnitFailure, first_failure, next_step
 from orchestrator.supervisor.startup_checks import StartupFinding, caches_agree, pool_answers
 from orchestrator.supervisor.state import SeenUnit, UnitState, unit_state
+from orchestrator.supervisor.view import PROBES_AT_ONCE
 
 LOOK_EVERY_S = 0.3
 LOG_LINES_SHOWN = 15
 LOG_LINES_READ = 400
-PROBES_AT_ONCE = 16
 
 
 class Overtaken(Exception):

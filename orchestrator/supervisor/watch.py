@@ -30,9 +30,8 @@ from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.log_cause import end_cause
 from orchestrator.supervisor.loop import LOG_LINES_READ
 from orchestrator.supervisor.restarts import Row, row_of
+from orchestrator.supervisor.stop import SWEEP_GRACE_S
 from orchestrator.supervisor.upkeep import LifeState, UnitSight, upkeep
-
-SWEEP_GRACE_S = 2.0
 
 _log = logging.getLogger(__name__)
 

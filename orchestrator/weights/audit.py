@@ -19,7 +19,7 @@ from typing import Literal
 
 import httpx
 
-from connectors.engine_client import EngineCallFailed, EngineClient
+from connectors.engine_client import CLEAR_EVERY_S, SMALLEST_VOCABULARY, EngineCallFailed, EngineClient
 from connectors.pool_client import PoolCallFailed, PoolClient, SaltedPrompt
 from connectors.replays import Generated, NotReplayable, read_generated
 from connectors.vllm_plugin.pool_keys import epoch_prefix, job_prefix
@@ -37,11 +37,10 @@ RUNS = 2
 """Of a replay."""
 KEYS_TIMEOUT_S = 120.0
 """Loading vLLM for its hashes takes most of it."""
-CLEAR_EVERY_S, CLEAR_WITHIN_S = 0.2, 60.0
+CLEAR_WITHIN_S = 60.0
 """An engine does not clear its cache while requests or saves hold blocks of it."""
 STALE = "stale or corrupt KV"
 PROBE_BLOCKS = 4
-SMALLEST_VOCABULARY = 200
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,7 +40,7 @@ Outcome = Literal["committed", "rolled_back", "called_off", "cancelled", "fenced
 """cancelled: called off because somebody asked for it. fenced: neither the new nor the old version has a pair of
 engines; the gate stays closed until engines join."""
 BY_REQUEST = "by request"
-"""Why an update that was cancelled has ended."""
+"""Why somebody's request was made, or what it cancelled has ended."""
 
 
 class Order(NamedTuple):

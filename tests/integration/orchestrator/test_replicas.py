@@ -44,7 +44,7 @@ def test_a_restarted_engine_has_run_out_of_requests_before_it_ends(fleet: FakeFl
         until(lambda: fleet.receivers.router.replicas["prefill-0"].draining)
         time.sleep(0.1)
         assert lives(fleet, "prefill-0") == 1
-        assert "prefill-0 is being restarted: somebody asked for it" in fleet.service().view("demo").reason
+        assert "prefill-0 is being restarted: by request" in fleet.service().view("demo").reason
         fleet.receivers.legs = {}
         assert ended(fleet, request).outcome == "done"
         assert usable(fleet) == set(fleet.receivers.engines)

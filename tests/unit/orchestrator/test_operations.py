@@ -57,7 +57,7 @@ REQUEST = ReplicaRequest(
     number=5,
     kind="restart",
     unit="decode-0",
-    why="somebody asked for it",
+    why="by request",
     is_forced=False,
     life="a",
     replicas=None,
@@ -153,7 +153,7 @@ def test_an_update(changes: dict[str, Any], expected: object) -> None:
     ("changes", "expected"),
     [
         ({}, ("pending", "its turn has not come", None)),
-        ({"begun_at": 6.5}, ("running", "it is being carried out; somebody asked for it", None)),
+        ({"begun_at": 6.5}, ("running", "it is being carried out; by request", None)),
         ({"begun_at": 6.5, "outcome": "done", "ended_at": 8.0}, ("succeeded", "done", 8.0)),
         ({"outcome": "refused", "note": "no pair", "ended_at": 8.0}, ("refused", "no pair", 8.0)),
         ({"outcome": "cancelled", "note": "by request", "ended_at": 8.0}, ("cancelled", "by request", 8.0)),
