@@ -232,7 +232,7 @@ def say_what_is_up(status: Json) -> None:
         say(f"  {engine['name']:<12} {engine['url']}")
     say(f"  prometheus   {status['prometheus_url'] or 'not running: no prometheus is installed'}")
     say(f"  dashboard    {dashboard}   (import it into Grafana)")
-    say(f"  look         .venv/bin/headrace status {JOB}; .venv/bin/headrace logs {JOB} UNIT --follow")
+    say(f"  look         .venv/bin/headrace status {JOB}; .venv/bin/headrace logs {JOB} PROCESS --follow")
     say(f"  stop         .venv/bin/headrace down {JOB}")
 
 
