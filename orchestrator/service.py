@@ -48,7 +48,7 @@ from orchestrator.supervisor.interfaces import (
     ProgressSink,
     ReadinessProbe,
 )
-from orchestrator.supervisor.loop import Overtaken, Supervisor
+from orchestrator.supervisor.start import Overtaken, Starter
 from orchestrator.supervisor.stop import SWEEP_GRACE_S, StopIncomplete, stop_job
 from orchestrator.supervisor.view import JobGlance, JobView, ServedVersion, glance_at_jobs, view_job
 from orchestrator.weight_service import WeightService
@@ -183,7 +183,7 @@ class JobService:
 
         try:
             self._prepare(backend, admission.job)
-            return self._supervisor(backend).bring_up(name, noting)
+            return self._starter(backend).bring_up(name, noting)
         except Overtaken:
             raise JobFailed(f"job {name!r} was stopped by another command while it was coming up") from None
         except (JobFailed, JobUnknown, DeployError, StateUnusable) as error:
@@ -227,8 +227,8 @@ class JobService:
         if old is not None and old.phase in ENDED:
             stop_job(self.store, self.backend(), name, held=lock)
 
-    def _supervisor(self, backend: Backend) -> Supervisor:
-        return Supervisor(
+    def _starter(self, backend: Backend) -> Starter:
+        return Starter(
             store=self.store, backend=backend, probe=self.probe, questions=self.questions, open_job=self.open_job
         )
 

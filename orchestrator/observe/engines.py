@@ -27,7 +27,7 @@ PROBE_EPOCH = 0
 
 
 class RunningEngines:
-    """The supervisor's `EngineQuestions`, asked over HTTP."""
+    """A starter's `EngineQuestions`, asked over HTTP."""
 
     def cache_configs(self, engines: Sequence[EnginePlan]) -> dict[str, CacheConfig]:
         """What each engine reports; one that does not report is left out."""

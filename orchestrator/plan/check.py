@@ -2,7 +2,7 @@
 
 A rule is a function that yields findings, each with the field, the values and the mend; the field cases that it stands
 for are in brackets in its text. The rules live by theme in `rules_*.py`. `memory.py` adds the sums per node; what only
-a running engine can tell is asked after the start, by the supervisor.
+a running engine can tell is asked as the job starts, by `supervisor/start.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Jobs and their started processes, as recorded. The record is written before the act.
 
 A pid cannot be written before its process is: that one gap is closed by the run's id, which every process carries.
-`supervisor/loop.py` writes the record as a job comes up, `watch.py` while it runs, `stop.py` as it ends; status and
+`supervisor/start.py` writes the record as a job comes up, `watch.py` while it runs, `stop.py` as it ends; status and
 logs read it, also after the writer was killed.
 """
 

@@ -1,4 +1,4 @@
-"""What the supervisor's loop needs from outside; `orchestrator/compose.py` chooses the implementations."""
+"""What starting and watching a job needs from outside; `orchestrator/compose.py` chooses the implementations."""
 
 from __future__ import annotations
 

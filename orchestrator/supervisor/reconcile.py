@@ -1,6 +1,6 @@
 """What to do next about a job that comes up: pure, and the same answer for the same input however often it is asked.
 
-`loop.py` observes, calls `next_step` and carries the answer out.
+`start.py` observes, calls `next_step` and carries the answer out.
 """
 
 from __future__ import annotations

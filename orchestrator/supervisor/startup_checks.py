@@ -1,6 +1,6 @@
 """What only running engines can tell, judged: do their caches agree (A19), does the pool ever answer (A21).
 
-`observe/engines.py` collects the answers, `loop.py` makes the finding the job's state.
+`observe/engines.py` collects the answers, `start.py` makes the finding the job's state.
 """
 
 from __future__ import annotations

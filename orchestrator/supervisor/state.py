@@ -1,4 +1,4 @@
-"""What a supervisor knows of each unit, as data. `loop.py` fills it in, `reconcile.py` decides on it."""
+"""What whoever starts a job knows of each unit, as data. `start.py` fills it in, `reconcile.py` decides on it."""
 
 from __future__ import annotations
 

@@ -28,8 +28,8 @@ from orchestrator.store.keeping import KeepingStore, UnitEnd, life_of
 from orchestrator.store.records import StoredJob, StoredUnit
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.log_cause import end_cause
-from orchestrator.supervisor.loop import LOG_LINES_READ
 from orchestrator.supervisor.restarts import Row, row_of
+from orchestrator.supervisor.start import LOG_LINES_READ
 from orchestrator.supervisor.stop import SWEEP_GRACE_S
 from orchestrator.supervisor.upkeep import LifeState, UnitSight, upkeep
 

@@ -1,4 +1,4 @@
-"""A machine that runs no process, and everything that a `JobService` or a `Supervisor` needs around it.
+"""A machine that runs no process, and everything that a `JobService` or a `Starter` needs around it.
 
 The machine outlives the backends that look at it, as the kernel outlives `headrace`. Knobs and records are attributes.
 """
@@ -30,7 +30,7 @@ from orchestrator.store.records import StoredJob
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.supervisor.interfaces import Progress
-from orchestrator.supervisor.loop import Supervisor
+from orchestrator.supervisor.start import Starter
 from orchestrator.supervisor.startup_checks import OffloadProbe
 from orchestrator.weight_service import WeightService
 from tests.fakes.fake_receivers import FakeReceivers, pairs_of_engines
@@ -212,8 +212,8 @@ class FakeFleet:
     def backend(self) -> FakeBackend:
         return FakeBackend(self.machine)
 
-    def supervisor(self) -> Supervisor:
-        return Supervisor(
+    def starter(self) -> Starter:
+        return Starter(
             store=self.store,
             backend=self.backend(),
             probe=self.probe,
@@ -286,7 +286,7 @@ class FakeFleet:
         return self.store.get(plan.job)
 
     def bring_up(self, name: str = "demo") -> StoredJob:
-        return self.supervisor().bring_up(name, self.shown.append)
+        return self.starter().bring_up(name, self.shown.append)
 
     def running(self) -> StoredJob:
         """A job that came up."""

@@ -98,9 +98,9 @@ def pool(tmp_path: Path) -> Iterator[Pool]:
     backend = LocalBackend()
     job = fleet.store.get("demo")
     backend.prepare(job.run, job.plan.units, job.plan.files)
-    supervisor = replace(fleet.supervisor(), backend=backend, probe=readiness.check, look_every_s=0.1)
+    starter = replace(fleet.starter(), backend=backend, probe=readiness.check, look_every_s=0.1)
     try:
-        job = supervisor.bring_up("demo", fleet.shown.append)
+        job = starter.bring_up("demo", fleet.shown.append)
         watch = Watch(store=fleet.store, keeping=fleet.keeping, backend=backend, probe=readiness.check, job=job)
         keeper = ReplicaKeeper(
             store=fleet.store,

@@ -43,8 +43,8 @@ class Overtaken(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Supervisor:
-    """Drives starts."""
+class Starter:
+    """Brings jobs up."""
 
     store: JobStore
     backend: Backend

@@ -11,7 +11,7 @@ from connectors.engine_client import CacheConfig
 from orchestrator.errors import JobFailed
 from orchestrator.plan.types import JobPlan
 from orchestrator.supervisor.interfaces import Progress
-from orchestrator.supervisor.loop import Overtaken
+from orchestrator.supervisor.start import Overtaken
 from tests.fakes.fake_launch import FakeFleet, stages
 
 
@@ -54,7 +54,7 @@ def test_progress_says_what_is_awaited(fleet: FakeFleet) -> None:
             fleet.probe.never_ready = set()
 
     fleet.record()
-    fleet.supervisor().bring_up("demo", watch)
+    fleet.starter().bring_up("demo", watch)
     assert "waiting for prefill-0 (GET /health: connection refused)" in doing
     assert doing[-1] == "confirming the engines' weights, opening the router's gate"
 
