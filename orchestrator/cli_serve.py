@@ -17,9 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator.errors import HeadraceError
-from orchestrator.store.driver_lock import ControlPlaneLock
 from orchestrator.store.home import home_folder
 from orchestrator.store.listening import announced, forget_announced, listening_at
+from orchestrator.store.locks import ControlPlaneLock
 from orchestrator.store.tokens import Role, TokensRefused, kept_token, read_roles
 
 if TYPE_CHECKING:

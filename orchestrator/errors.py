@@ -28,7 +28,7 @@
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/records.py)
-    ├── StateInUse              another control plane runs on the state folder (store/driver_lock.py)
+    ├── StateInUse              another control plane runs on the state folder (store/locks.py)
     ├── TokensRefused           tokens of the control API cannot be used as they were given (store/tokens.py)
     ├── AddressUnusable         the control API cannot listen where it was told to (cli_serve.py)
     └── StateUnusable           the state folder cannot be read or written (store/home.py)

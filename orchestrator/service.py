@@ -34,9 +34,9 @@ from orchestrator.plan.types import Finding, JobPlan, PoolPlan, RouterPlan
 from orchestrator.replica_service import ReplicaService
 from orchestrator.spec.difference import differences
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.home import StateUnusable
 from orchestrator.store.jobs import JobStore, PortsReserved
+from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import ENDED, SERVING, Phase, RecordUnreadable, StoredJob
 from orchestrator.store.tokens import write_fresh_token
 from orchestrator.supervisor.adoption import note_adoption

@@ -26,9 +26,9 @@ from orchestrator.plan.kinds import UnitKind, kinds_of
 from orchestrator.plan.types import JobPlan, RouterPlan
 from orchestrator.plan.weights import WeightsPlan
 from orchestrator.replica_keeper import LetHandoffsEnd, ReplicaKeeper
-from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.jobs import JobStore
 from orchestrator.store.keeping import KeepingStore
+from orchestrator.store.locks import CoordinatorLock
 from orchestrator.store.records import StoredJob
 from orchestrator.store.updates import UpdateStore
 from orchestrator.supervisor.adoption import note_adoption

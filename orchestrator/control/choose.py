@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from orchestrator.control.plane import ControlPlane
-from orchestrator.store.driver_lock import ControlPlaneLock
 from orchestrator.store.listening import announced_in
+from orchestrator.store.locks import ControlPlaneLock
 from orchestrator.store.tokens import TokensRefused
 
 TOKEN_VARIABLE = "HEADRACE_API_TOKEN"

@@ -1,7 +1,7 @@
 """Brings a recorded job up: observe, ask `reconcile.py`, carry its answer out, until ready or failed.
 
 The loop keeps nothing that the record does not have, so that another process can take a start over after this one was
-killed. One process drives a job at a time (`store/driver_lock.py`); a stop that comes meanwhile wins.
+killed. One process drives a job at a time (`store/locks.py`); a stop that comes meanwhile wins.
 """
 
 from __future__ import annotations

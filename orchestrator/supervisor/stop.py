@@ -11,8 +11,8 @@ from deploy.backend import Backend
 from deploy.unit import UnitRecord
 from orchestrator.errors import HeadraceError
 from orchestrator.spec.job import LaunchSpec
-from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.jobs import JobStore, ended_event
+from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import ENDED, Phase, RecordUnreadable, StoredJob
 from orchestrator.supervisor.interfaces import LetRequestsEnd
 

@@ -11,9 +11,9 @@ from connectors.pool_client import PoolUse
 from deploy.backend import Backend
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, UnitRecord
-from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.events import StoredEvent
 from orchestrator.store.jobs import JobStore
+from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import ENDED, JobHead, Phase, StoredJob
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.state import UnitState

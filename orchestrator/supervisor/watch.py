@@ -21,10 +21,10 @@ from deploy.logs import tail
 from deploy.unit import LaunchUnit, UnitRecord, UnitStatus
 from orchestrator.errors import HeadraceError
 from orchestrator.plan.kinds import kinds_of
-from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.events import Event
 from orchestrator.store.jobs import JobStore, ended_event
 from orchestrator.store.keeping import KeepingStore, UnitEnd, life_of
+from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import StoredJob, StoredUnit
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.log_cause import end_cause

@@ -21,9 +21,9 @@ from orchestrator.control.over_http import HttpControlPlane
 from orchestrator.control.plane import ControlPlane
 from orchestrator.errors import HeadraceError, JobFailed, NoAnswer, ProblemAnswered
 from orchestrator.exit_codes import ExitCode, exit_code_of
-from orchestrator.store.driver_lock import ControlPlaneLock
 from orchestrator.store.events import Event
 from orchestrator.store.listening import Listening, announced, announced_in
+from orchestrator.store.locks import ControlPlaneLock
 from orchestrator.supervisor.interfaces import Progress
 from tests.fakes.fake_launch import FakeFleet
 from tests.fakes.stub_job import free_ports

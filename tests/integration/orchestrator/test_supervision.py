@@ -15,8 +15,8 @@ import pytest
 
 from orchestrator.errors import JobFailed, UpdateRefused
 from orchestrator.observe.engines import PROBE_EPOCH
-from orchestrator.store.driver_lock import CoordinatorLock
 from orchestrator.store.home import StateUnusable
+from orchestrator.store.locks import CoordinatorLock
 from orchestrator.store.records import StoredJob
 from orchestrator.store.updates import CoordinatorReplaced
 from orchestrator.weight_service import PushOptions

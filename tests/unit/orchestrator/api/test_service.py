@@ -15,7 +15,7 @@ from orchestrator.plan.facts import ClusterFacts
 from orchestrator.service import RUNS_KEPT
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
-from orchestrator.store.driver_lock import DriverLock
+from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import StoredJob
 from tests.fakes.fake_launch import NOW, FakeFleet
 from tests.unit.orchestrator.samples import facts_of, pd_data, plan_of

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.errors import JobUnknown
 from orchestrator.store.database import Database
-from orchestrator.store.driver_lock import DriverLock
+from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import StoredJob
 from orchestrator.supervisor.stop import StopIncomplete, record_stop, stop_job
 from tests.fakes.fake_launch import NOW, FakeFleet, stages

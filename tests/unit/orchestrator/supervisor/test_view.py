@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.store.database import Database
-from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.jobs import JobStore
+from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import Phase, StoredJob
 from orchestrator.supervisor.state import UnitState
 from orchestrator.supervisor.view import JobView, glance_at_jobs, true_phase, view_job

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.keeping import life_of
+from orchestrator.store.locks import DriverLock
 from orchestrator.supervisor import restarts
 from orchestrator.supervisor.restarts import RestartPolicy
 from orchestrator.supervisor.watch import UnitNews, Watch

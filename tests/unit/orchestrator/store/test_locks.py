@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.store.driver_lock import ControlPlaneLock, DriverLock, StateInUse
 from orchestrator.store.home import StateUnusable
+from orchestrator.store.locks import ControlPlaneLock, DriverLock, StateInUse
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from orchestrator.store.driver_lock import DriverLock
+from orchestrator.store.locks import DriverLock
 assert DriverLock(Path(sys.argv[1])).acquire()
 print("held", flush=True)
 time.sleep(60)
