@@ -16,7 +16,7 @@ from orchestrator.errors import UpdateRefused, UpdateUnknown
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.weights import InFlightMode, Strategy, Transport
 from orchestrator.store.jobs import JobStore
-from orchestrator.store.records import SERVING
+from orchestrator.store.records import SERVING, StoredJob
 from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.weights.groups import rolling_refusal
@@ -52,8 +52,8 @@ class WeightService:
         Raises:
             UpdateRefused: this update cannot be, or not now.
         """
-        plan = self.updatable(name)
-        weights = plan.weights
+        job = self.updatable(name)
+        weights = job.plan.weights
         named = {**source, "version": version or source.get("version")}
         push = Push(
             version=str(named["version"]),
@@ -62,17 +62,17 @@ class WeightService:
             in_flight=options.in_flight or weights.in_flight,
             load_mode=options.load_mode or weights.load_mode,
         )
-        self._check(push, source, plan)
-        return self.record(name, ask_for(self.updates, name, push))
+        self._check(push, source, job.plan)
+        return self.record(name, ask_for(self.updates, name, job.run_id, push))
 
-    def updatable(self, name: str) -> JobPlan:
-        """The plan of a job that may be pushed to. Raises `UpdateRefused` for any other."""
+    def updatable(self, name: str) -> StoredJob:
+        """A job that may be pushed to. Raises `UpdateRefused` for any other."""
         job = self.store.get(name)
         if job.phase not in SERVING:
             raise UpdateRefused(f"job {name!r} is {job.phase}: weights are pushed to a job that serves")
         if not job.plan.weights.in_place:
             raise UpdateRefused(f"engines of job {name!r} keep their weights: start it with a [weights] section")
-        return job.plan
+        return job
 
     def _check(self, push: Push, source: Mapping[str, Any], plan: JobPlan) -> None:
         """What can be known before anything begins; the coordinator looks again."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -112,6 +112,12 @@ class Database:
         from orchestrator.store.migrations import migrate
 
         migrate(self._path, BUSY_TIMEOUT_S)
+
+
+def is_in_phase(connection: sqlite3.Connection, job: str, run_id: str, phases: Sequence[str]) -> bool:
+    """Whether a job is in this run, and in one of these phases."""
+    query = f"SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase IN ({', '.join('?' * len(phases))})"
+    return connection.execute(query, (job, run_id, *phases)).fetchone() is not None
 
 
 def newest_of_outcome(

@@ -16,7 +16,7 @@ from deploy.unit import UnitRecord
 from orchestrator.errors import HeadraceError, JobExists, JobUnknown
 from orchestrator.plan.port_map import ports_of
 from orchestrator.plan.types import JobPlan, plan_to_json
-from orchestrator.store.database import Database
+from orchestrator.store.database import Database, is_in_phase
 from orchestrator.store.events import Event, EventKind, EventStore, note
 from orchestrator.store.records import ENDED, SERVING, JobHead, Phase, StoredJob, StoredUnit, read_plan
 
@@ -146,9 +146,8 @@ class JobStore:
         return self._is_in(name, run_id, SERVING)
 
     def _is_in(self, name: str, run_id: str, phases: tuple[Phase, ...]) -> bool:
-        query = f"SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase IN ({_marks(phases)})"
         with self._database.reading() as connection:
-            return connection.execute(query, (name, run_id, *phases)).fetchone() is not None
+            return is_in_phase(connection, name, run_id, phases)
 
     def add_unit(self, job: str, run_id: str, record: UnitRecord, now: float) -> None:
         """Record a process that has just been started, in the place of its life before, if it had one."""

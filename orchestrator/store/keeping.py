@@ -14,9 +14,9 @@ from typing import Literal
 from deploy.unit import UnitRecord
 from orchestrator.errors import RequestRefused, RequestUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
-from orchestrator.store.database import Database, newest_of_outcome
+from orchestrator.store.database import Database, is_in_phase, newest_of_outcome
 from orchestrator.store.events import Event, note
-from orchestrator.store.records import StoredJob
+from orchestrator.store.records import SERVING, StoredJob
 
 RequestKind = Literal["restart", "drain", "undrain", "scale"]
 RequestOutcome = Literal["done", "refused", "failed", "cancelled"]
@@ -109,7 +109,7 @@ class KeepingStore:
         """Note a request about the life that a unit has now; its number.
 
         Raises:
-            RequestRefused: one about this unit has not ended yet, or the job is in another run.
+            RequestRefused: one about this unit has not ended yet, or the run does not serve any more.
         """
         with self._database.transaction() as connection:
             number = _next_number(connection, job, run_id, record.name)
@@ -128,7 +128,8 @@ class KeepingStore:
         """Note that a job is to go by this plan, in which the role has so many replicas; the request's number.
 
         Raises:
-            RequestRefused: the job is being scaled already, or is not as it was `before`, when this was planned.
+            RequestRefused: the job is being scaled already, does not serve any more, or is not as it was `before`,
+                when this was planned.
         """
         job = plan.job
         with self._database.transaction() as connection:
@@ -223,8 +224,8 @@ _REQUESTS = (
 
 def _next_number(connection: sqlite3.Connection, job: str, run_id: str, about: str) -> int:
     """Raises `RequestRefused`."""
-    if not _is_present(connection, job, run_id):
-        raise RequestRefused(f"job {job!r} is in another run")
+    if not is_in_phase(connection, job, run_id, SERVING):
+        raise RequestRefused(f"job {job!r} does not serve any more, or is in another run")
     query = "SELECT number FROM replica_requests WHERE job = ? AND unit = ? AND outcome = ''"
     open_one = connection.execute(query, (job, about)).fetchone()
     if open_one is not None:

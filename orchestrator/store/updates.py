@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import HeadraceError, UpdateRefused
-from orchestrator.store.database import Database, newest_of_outcome
+from orchestrator.store.database import Database, is_in_phase, newest_of_outcome
 from orchestrator.store.events import Event, EventStore, note
+from orchestrator.store.records import SERVING
 
 REMARKS_KEPT = 200
 """Per job."""
@@ -118,13 +119,15 @@ class UpdateStore:
             if ended is not None:
                 _end(connection, job, ended)
 
-    def ask(self, job: str, request: str, now: float) -> int:
-        """Note an update that somebody wants; its number.
+    def ask(self, job: str, run_id: str, request: str, now: float) -> int:
+        """Note an update that somebody wants of a run; its number.
 
         Raises:
-            UpdateRefused: one has not ended yet.
+            UpdateRefused: one has not ended yet, or the run does not serve any more.
         """
         with self._database.transaction() as connection:
+            if not is_in_phase(connection, job, run_id, SERVING):
+                raise UpdateRefused(f"job {job!r} does not serve any more, or is in another run")
             query = "SELECT number, outcome FROM weight_updates WHERE job = ? ORDER BY number DESC LIMIT 1"
             last = connection.execute(query, (job,)).fetchone()
             if last is not None and not last["outcome"]:

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import RequestRefused
+from orchestrator.store.records import Phase
 from tests.fakes.fake_launch import NOW, FakeFleet
 
 
@@ -39,6 +41,17 @@ def test_a_request_that_was_begun_is_not_withdrawn(fleet: FakeFleet) -> None:
     fleet.keeping.begin("demo", number, NOW + 1)
     assert not fleet.keeping.withdraw(fleet.keeping.request("demo", number), "by request", NOW + 2)
     assert fleet.keeping.request("demo", number).outcome is None
+
+
+@pytest.mark.parametrize("phase", ["stopping", "stopped"])
+def test_a_run_that_does_not_serve_any_more_is_asked_for_nothing(fleet: FakeFleet, phase: Phase) -> None:
+    job = fleet.store.get("demo")
+    fleet.store.set_phase("demo", job.run_id, phase, "", NOW)
+    with pytest.raises(RequestRefused, match="job 'demo' does not serve any more, or is in another run"):
+        ask(fleet, "router")
+    with pytest.raises(RequestRefused, match="job 'demo' does not serve any more, or is in another run"):
+        fleet.keeping.ask_scale(job, "decode", 2, job.plan, is_forced=True, now=NOW)
+    assert fleet.keeping.requests("demo") == []
 
 
 def test_the_newest_of_an_outcome(fleet: FakeFleet) -> None:
