@@ -20,7 +20,7 @@ from orchestrator.store.records import SERVING, StoredJob
 
 RequestKind = Literal["restart", "drain", "undrain", "scale"]
 RequestOutcome = Literal["done", "refused", "failed", "cancelled"]
-"""cancelled: withdrawn before it was begun."""
+"""cancelled: withdrawn before it was begun, or the job has ended before it had."""
 ENDS_KEPT = 50
 """Per unit: more than any budget of restarts."""
 
@@ -192,6 +192,12 @@ class KeepingStore:
         if row is None:
             raise RequestUnknown(f"job {job!r} has no request {number}")
         return _request(row)
+
+
+def end_open_requests(connection: sqlite3.Connection, job: str, why: str, now: float) -> None:
+    """In a transaction that ends the job's run."""
+    for row in connection.execute(f"{_REQUESTS} WHERE job = ? AND outcome = ''", (job,)).fetchall():
+        _end(connection, job, _request(row), "", "cancelled", why, now)
 
 
 def drained(requests: Sequence[ReplicaRequest]) -> frozenset[str]:

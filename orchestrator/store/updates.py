@@ -206,6 +206,13 @@ class UpdateStore:
             return [StoredRemark(text=row["text"], at=row["at"]) for row in connection.execute(query, (job,))]
 
 
+def end_open_updates(connection: sqlite3.Connection, job: str, why: str, now: float) -> None:
+    """In a transaction that ends the job's run."""
+    query = "SELECT number FROM weight_updates WHERE job = ? AND outcome = ''"
+    for row in connection.execute(query, (job,)).fetchall():
+        _end(connection, job, EndedUpdate(number=row["number"], outcome="cancelled", why=why, at=now))
+
+
 _UPDATES = "SELECT weight_updates.*, run_id FROM weight_updates JOIN jobs ON name = job"
 
 

@@ -25,7 +25,7 @@ from orchestrator.weights.words import Outcome, Position
 LONGEST_REQUEST = LONGEST_WEIGHT_COMMAND - 1024
 """An engine's command has its order and its limits beside the source."""
 PushOutcome = Literal[Outcome, "refused"]
-"""refused: asked for, and could not be begun."""
+"""refused: asked for, and could not be begun. cancelled: by request, or the job has ended before it had."""
 _OUTCOME: TypeAdapter[PushOutcome] = TypeAdapter(PushOutcome)
 _POSITION: TypeAdapter[Position] = TypeAdapter(Position)
 

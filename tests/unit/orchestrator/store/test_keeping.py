@@ -54,6 +54,17 @@ def test_a_run_that_does_not_serve_any_more_is_asked_for_nothing(fleet: FakeFlee
     assert fleet.keeping.requests("demo") == []
 
 
+def test_what_is_open_ends_with_its_run(fleet: FakeFleet) -> None:
+    done, begun, waiting = (ask(fleet, unit) for unit in ("router", "prefill-0", "decode-0"))
+    fleet.keeping.end("demo", fleet.keeping.request("demo", done), "done", "", NOW + 1)
+    fleet.keeping.begin("demo", begun, NOW + 1)
+    fleet.store.set_phase("demo", "run-1", "stopped", "", NOW + 2)
+    found = {each.number: (each.outcome, each.note, each.ended_at) for each in fleet.keeping.requests("demo")}
+    cancelled = ("cancelled", "the job has stopped", NOW + 2)
+    assert found == {done: ("done", "", NOW + 1), begun: cancelled, waiting: cancelled}
+    assert [each.event.kind for each in fleet.store.events.newest(3)] == [*["request_ended"] * 2, "job_phase"]
+
+
 def test_the_newest_of_an_outcome(fleet: FakeFleet) -> None:
     first, second, third = (ask(fleet, unit) for unit in ("router", "prefill-0", "decode-0"))
     fleet.keeping.end("demo", fleet.keeping.request("demo", first), "done", "", NOW + 1)

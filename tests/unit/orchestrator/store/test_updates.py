@@ -147,6 +147,22 @@ def test_a_new_run_begins_without_records(fleet: FakeFleet, updates: UpdateStore
         updates.record("demo", RUN, generation, "late", None)
 
 
+@pytest.mark.parametrize("phase", ["stopped", "failed"])
+def test_what_is_open_ends_with_its_run(fleet: FakeFleet, updates: UpdateStore, phase: Phase) -> None:
+    generation = updates.take_over("demo", RUN)
+    for text in ("first", "second"):
+        number = updates.ask("demo", RUN, text, NOW)
+        updates.record("demo", RUN, generation, text, COMMITTED, begun=number)
+    fleet.store.set_phase("demo", RUN, "stopping", "", NOW + 7)
+    assert updates.newest_of_outcome("", "demo", 10) != []
+    fleet.store.set_phase("demo", RUN, phase, "", NOW + 8)
+    updates.record("demo", RUN, generation, "late", EndedUpdate(number=2, outcome="committed", why="", at=NOW + 9))
+    ends = [(each.outcome, each.why, each.ended_at) for each in updates.updates("demo")]
+    assert ends == [("committed", "", NOW + 5), ("cancelled", f"the job has {phase}", NOW + 8)]
+    told = [(each.event.kind, each.event.data.get("outcome")) for each in updates.events.newest(2)]
+    assert told == [("update_ended", "cancelled"), ("job_phase", None)]
+
+
 def test_when_an_update_was_begun_and_how_updates_ended(updates: UpdateStore) -> None:
     number = updates.ask("demo", RUN, "{}", NOW)
     generation = updates.take_over("demo", RUN)
