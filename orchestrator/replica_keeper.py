@@ -65,6 +65,7 @@ class ReplicaKeeper:
         self._kinds = kinds_of(job.plan)
         self._engines = {engine.name: engine for engine in job.plan.engines}
         self._requests = keeping.requests(job.name)
+        self._began_at = time.time()
         self._outside: Outside | None = None
         """Before the first look has come back."""
         self._looking: threading.Thread | None = None
@@ -182,7 +183,18 @@ class ReplicaKeeper:
             is_drained=unit in gone,
             is_updating=is_updating,
             drain_s=self._job.plan.weights.limits.drain_s,
+            since=self._since(request),
+            serves_within_s=self._serves_within_s([unit]),
         )
+
+    def _since(self, request: ReplicaRequest) -> float:
+        return max(self._began_at, request.begun_at or request.asked_at)
+
+    def _serves_within_s(self, names: Sequence[str]) -> float:
+        """Until requests and handoffs have ended, and another life is ready and has its weights."""
+        limits = self._job.plan.weights.limits
+        ready_s = max(unit.ready_timeout_s for unit in self._job.plan.units if unit.name in names)
+        return limits.drain_s + limits.pause_s + ready_s + limits.load_s
 
     def _scale_on(self, request: ReplicaRequest, outside: Outside, *, is_moving: bool) -> None:
         job, now = self._job.name, time.time()
@@ -228,6 +240,8 @@ class ReplicaKeeper:
             has_surplus=bool(self._watch.surplus),
             unended=self._watch.unended if self._watch.surplus else "",
             drain_s=self._job.plan.weights.limits.drain_s,
+            since=self._since(request),
+            serves_within_s=self._serves_within_s(names),
         )
 
     def _replica_sight(
