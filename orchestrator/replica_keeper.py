@@ -84,11 +84,12 @@ class ReplicaKeeper:
 
     def turn(self, *, is_updating: bool, is_moving: bool) -> None:
         """After each look of the watch. `is_moving`: weights are updated, purged, or brought to engines that join."""
+        self._requests = self._keeping.requests(self._job.name)
         if self._look() and self._outside is not None:
             self._remount(self._outside)
             self._doubt_prefills(self._outside)
         # One at a time: what each leaves behind is known before the next is begun.
-        asked = next((each for each in self._keeping.requests(self._job.name) if each.outcome is None), None)
+        asked = next((each for each in self._requests if each.outcome is None), None)
         if asked is not None and self._outside is not None:
             if asked.kind == "scale":
                 self._scale_on(asked, self._outside, is_moving=is_moving)
@@ -96,7 +97,7 @@ class ReplicaKeeper:
                 self._keeping.end(self._job.name, asked, "refused", "it was removed", time.time())
             elif asked.unit in self._watch.units:
                 self._carry_on(asked, self._outside, is_updating=is_updating)
-        self._requests = self._keeping.requests(self._job.name)
+            self._requests = self._keeping.requests(self._job.name)
 
     def _look(self) -> bool:
         """Whether there is something new from outside."""

@@ -90,10 +90,10 @@ class ReplicaService:
         self.store.get(name)
         return self.keeping.request(name, number)
 
-    def requests(self, name: str) -> list[ReplicaRequest]:
-        """Of the job's present run, in their order."""
+    def requests(self, name: str, limit: int) -> list[ReplicaRequest]:
+        """The newest of the job's present run, in their order."""
         self.store.get(name)
-        return self.keeping.requests(name)
+        return self.keeping.requests(name)[-limit:]
 
     def wait(self, name: str, number: int, timeout_s: float) -> ReplicaRequest:
         """The request once it has ended, or as it is after so long."""

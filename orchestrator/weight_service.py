@@ -118,9 +118,10 @@ class WeightService:
         self.store.get(name)
         return newest_push(self.updates, name)
 
-    def history(self, name: str) -> list[PushRecord]:
+    def history(self, name: str, limit: int) -> list[PushRecord]:
+        """The newest of the job's present run, in their order."""
         self.store.get(name)
-        return pushes_of(self.updates, name)
+        return pushes_of(self.updates, name, limit)
 
     def remarks(self, name: str) -> list[StoredRemark]:
         """What a person should know: engines that joined or were given up, steps that must succeed and do not."""

@@ -23,6 +23,8 @@ RequestOutcome = Literal["done", "refused", "failed", "cancelled"]
 """cancelled: withdrawn before it was begun, or the job has ended before it had."""
 ENDS_KEPT = 50
 """Per unit: more than any budget of restarts."""
+REQUESTS_KEPT = 200
+"""Of those of a run that have ended; older ones only where they say that a replica is drained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,10 +175,9 @@ class KeepingStore:
             return _end(connection, request.job, request, "AND begun_at IS NULL", "cancelled", why, now)
 
     def requests(self, job: str) -> list[ReplicaRequest]:
-        """Of the job's present run, in their order."""
-        query = f"{_REQUESTS} WHERE job = ? ORDER BY number"
+        """Those of the job's present run that are kept, in their order."""
         with self._database.reading() as connection:
-            return [_request(row) for row in connection.execute(query, (job,))]
+            return _requests(connection, job)
 
     def newest_of_outcome(self, outcome: str, job: str | None, limit: int) -> list[ReplicaRequest]:
         """Of one job, or of all; an empty outcome: those that have not ended. The newest first."""
@@ -203,16 +204,21 @@ def end_open_requests(connection: sqlite3.Connection, job: str, why: str, now: f
 def drained(requests: Sequence[ReplicaRequest]) -> frozenset[str]:
     """The replicas that are to get no requests: those whose newest drain or undrain that was begun is a drain, and that
     were not removed since."""
-    found: set[str] = set()
+    return frozenset(_drains(requests))
+
+
+def _drains(requests: Sequence[ReplicaRequest]) -> dict[str, int]:
+    """Who is drained, and by which request."""
+    found: dict[str, int] = {}
     for request in (each for each in requests if each.begun_at is not None and each.outcome != "failed"):
         match request.kind:
             case "drain":
-                found.add(request.unit)
+                found[request.unit] = request.number
             case "undrain":
-                found.discard(request.unit)
+                found.pop(request.unit, None)
             case "scale":
-                found.difference_update([name for name in found if is_beyond(name, request)])
-    return frozenset(found)
+                found = {name: number for name, number in found.items() if not is_beyond(name, request)}
+    return found
 
 
 def is_beyond(replica: str, scale: ReplicaRequest) -> bool:
@@ -260,12 +266,26 @@ def _end(
         data = {"number": request.number, "request": request.kind, "outcome": outcome}
         process = "" if request.kind == "scale" else request.unit
         note(connection, job, Event(kind="request_ended", text=text, process=process, data=data), now)
+        _prune(connection, job)
     return done.rowcount > 0
+
+
+def _prune(connection: sqlite3.Connection, job: str) -> None:
+    requests = _requests(connection, job)
+    ended = [each.number for each in requests if each.outcome is not None]
+    old = set(ended[:-REQUESTS_KEPT]).difference(_drains(requests).values())
+    query = "DELETE FROM replica_requests WHERE job = ? AND number = ?"
+    connection.executemany(query, [(job, number) for number in old])
 
 
 def _is_present(connection: sqlite3.Connection, job: str, run_id: str) -> bool:
     query = "SELECT 1 FROM jobs WHERE name = ? AND run_id = ?"
     return connection.execute(query, (job, run_id)).fetchone() is not None
+
+
+def _requests(connection: sqlite3.Connection, job: str) -> list[ReplicaRequest]:
+    query = f"{_REQUESTS} WHERE job = ? ORDER BY number"
+    return [_request(row) for row in connection.execute(query, (job,))]
 
 
 def _request(row: sqlite3.Row) -> ReplicaRequest:

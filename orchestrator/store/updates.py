@@ -162,11 +162,11 @@ class UpdateStore:
             _refuse_overtaken(connection, job, run_id, generation)
             _end(connection, job, ended)
 
-    def updates(self, job: str) -> list[StoredUpdate]:
-        """Of the job's present run, in their order. There may be tens of thousands."""
-        query = f"{_UPDATES} WHERE job = ? ORDER BY number"
+    def updates(self, job: str, limit: int) -> list[StoredUpdate]:
+        """The newest of the job's present run, in their order."""
+        query = f"{_UPDATES} WHERE job = ? ORDER BY number DESC LIMIT ?"
         with self._database.reading() as connection:
-            return [_update(row) for row in connection.execute(query, (job,))]
+            return [_update(row) for row in connection.execute(query, (job, limit))][::-1]
 
     def update(self, job: str, number: int) -> StoredUpdate | None:
         """None where the job's present run has none of this number."""
@@ -178,10 +178,7 @@ class UpdateStore:
 
     def newest(self, job: str) -> StoredUpdate | None:
         """The only one that can have no end yet. None where the job's present run has had none."""
-        query = f"{_UPDATES} WHERE job = ? ORDER BY number DESC LIMIT 1"
-        with self._database.reading() as connection:
-            row = connection.execute(query, (job,)).fetchone()
-            return None if row is None else _update(row)
+        return next(iter(self.updates(job, 1)), None)
 
     def newest_of_outcome(self, outcome: str, job: str | None, limit: int) -> list[StoredUpdate]:
         """Of one job, or of all; an empty outcome: those that have not ended. The newest first."""

@@ -127,9 +127,9 @@ def ask_for(store: UpdateStore, job: str, run_id: str, push: Push) -> int:
     return store.ask(job, run_id, request.decode(), time.time())
 
 
-def pushes_of(store: UpdateStore, job: str) -> list[PushRecord]:
-    """Of the job's present run, in their order."""
-    return [_push_record(each) for each in store.updates(job)]
+def pushes_of(store: UpdateStore, job: str, limit: int) -> list[PushRecord]:
+    """The newest of the job's present run, in their order."""
+    return [_push_record(each) for each in store.updates(job, limit)]
 
 
 def push_of(store: UpdateStore, job: str, number: int) -> PushRecord | None:

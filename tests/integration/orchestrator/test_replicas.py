@@ -99,7 +99,7 @@ def test_what_would_leave_no_pair_is_refused_unless_it_is_forced(fleet: FakeFlee
             fleet.replicas().restart("demo", "prefill-1", force=False)
         with pytest.raises(RequestRefused, match="the job has one router"):
             fleet.replicas().restart("demo", "router", force=False)
-        assert fleet.replicas().requests("demo")[1:] == []
+        assert fleet.replicas().requests("demo", 9)[1:] == []
         assert ended(fleet, fleet.replicas().restart("demo", "prefill-1", force=True)).outcome == "done"
         assert ended(fleet, fleet.replicas().restart("demo", "router", force=True)).outcome == "done"
 

@@ -24,6 +24,7 @@ TOKEN = "the-token"
 LIMITS = {"grace": 0.05, "again": 0.02, "tries": 1}
 AS_JSON = {"content-type": "application/json"}
 SOURCE = {"transport": "path", "version": "step-1", "path": "/checkpoints/1"}
+NEXT = {"transport": "path", "version": "step-2", "path": "/checkpoints/2"}
 
 
 @pytest.fixture
@@ -53,8 +54,12 @@ def test_a_push_and_what_is_told_of_it(fleet: FakeFleet, api: httpx.Client) -> N
     update = api.get("/jobs/demo/weights/updates/1").json()
     assert (update["outcome"], update["why"]) == ("committed", "")
     assert api.get("/jobs/demo/weights/updates").json()["updates"] == [update]
+    fleet.weights().wait("demo", api.post("/jobs/demo/weights", json={"source": NEXT}).json()["number"], 10)
+    newest = api.get("/jobs/demo/weights/updates", params={"limit": 1}).json()["updates"]
+    assert [each["version"] for each in newest] == ["step-2"]
+    assert api.get("/jobs/demo/weights/updates", params={"limit": 1001}).status_code == 422
     served = api.get("/jobs/demo/weights").json()["served"]
-    assert served == {"version": "step-1", "epoch": 2, "source": SOURCE}
+    assert served == {"version": "step-2", "epoch": 3, "source": NEXT}
 
 
 def test_a28_a_failed_update_names_the_engine_and_leaves_the_version(fleet: FakeFleet, api: httpx.Client) -> None:

@@ -81,7 +81,7 @@ def is_whole(home: Path) -> None:
     assert (job.opened_at, job.stop_asked_at) == (2.5, None)
     assert [(unit.record.pid, unit.record.start_ticks, unit.ready_at) for unit in job.units] == [(7, 70, 4.5)]
     assert updates.position("demo") == "position"
-    assert [(each.number, each.outcome) for each in updates.updates("demo")] == [(1, "committed")]
+    assert [(each.number, each.outcome) for each in updates.updates("demo", 9)] == [(1, "committed")]
     assert [each.text for each in updates.remarks("demo")] == ["a remark"]
 
 

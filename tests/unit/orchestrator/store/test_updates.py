@@ -71,7 +71,7 @@ def test_an_update_ends_with_its_record_and_only_once(updates: UpdateStore) -> N
     assert updates.ask("demo", RUN, "first", NOW) == 1
     updates.record("demo", RUN, generation, "one", COMMITTED)
     updates.record("demo", RUN, generation, "two", EndedUpdate(number=1, outcome="fenced", why="late", at=NOW + 9))
-    (update,) = updates.updates("demo")
+    (update,) = updates.updates("demo", 9)
     assert (update.request, update.outcome, update.why, update.ended_at) == ("first", "committed", "", NOW + 5)
 
 
@@ -92,7 +92,7 @@ def test_a_run_that_does_not_serve_any_more_is_asked_for_nothing(
     for job, run_id in (("demo", RUN), ("demo", "run-0"), ("nobody", RUN)):
         with pytest.raises(UpdateRefused, match=f"job '{job}' does not serve any more, or is in another run"):
             updates.ask(job, run_id, "first", NOW)
-    assert updates.updates("demo") == []
+    assert updates.updates("demo", 9) == []
 
 
 def test_one_update_is_found_by_its_number_or_as_the_newest(updates: UpdateStore) -> None:
@@ -101,9 +101,10 @@ def test_one_update_is_found_by_its_number_or_as_the_newest(updates: UpdateStore
     updates.ask("demo", RUN, "first", NOW)
     updates.end("demo", RUN, generation, COMMITTED)
     updates.ask("demo", RUN, "second", NOW)
-    first, second = updates.updates("demo")
+    first, second = updates.updates("demo", 9)
     assert (updates.newest("demo"), updates.update("demo", 2), updates.update("demo", 1)) == (second, second, first)
     assert [updates.update("demo", number) for number in (-1, 0, 3, 10**30)] == [None] * 4
+    assert updates.updates("demo", 1) == [second]
 
 
 def test_a_coordinator_that_was_overtaken_ends_no_update(updates: UpdateStore) -> None:
@@ -112,7 +113,7 @@ def test_a_coordinator_that_was_overtaken_ends_no_update(updates: UpdateStore) -
     updates.take_over("demo", RUN)
     with pytest.raises(CoordinatorReplaced, match="another coordinator"):
         updates.end("demo", RUN, older, EndedUpdate(number=1, outcome="refused", why="no", at=NOW))
-    assert [each.outcome for each in updates.updates("demo")] == [""]
+    assert [each.outcome for each in updates.updates("demo", 9)] == [""]
 
 
 def test_an_update_is_cancelled_until_it_has_ended(updates: UpdateStore) -> None:
@@ -120,12 +121,12 @@ def test_an_update_is_cancelled_until_it_has_ended(updates: UpdateStore) -> None
     updates.ask("demo", RUN, "first", NOW)
     for _ in range(2):
         updates.cancel("demo", 1)
-    assert [each.is_cancelled for each in updates.updates("demo")] == [True]
+    assert [each.is_cancelled for each in updates.updates("demo", 9)] == [True]
     updates.end("demo", RUN, generation, COMMITTED)
     updates.ask("demo", RUN, "second", NOW)
     updates.end("demo", RUN, generation, EndedUpdate(number=2, outcome="committed", why="", at=NOW))
     updates.cancel("demo", 2)
-    assert [each.is_cancelled for each in updates.updates("demo")] == [True, False]
+    assert [each.is_cancelled for each in updates.updates("demo", 9)] == [True, False]
 
 
 def test_the_newest_remarks_are_kept(updates: UpdateStore) -> None:
@@ -142,7 +143,7 @@ def test_a_new_run_begins_without_records(fleet: FakeFleet, updates: UpdateStore
     updates.ask("demo", RUN, "first", NOW)
     assert fleet.store.set_phase("demo", RUN, "stopped", "", NOW)
     fleet.record(run_id="run-2", now=NOW + 1)
-    assert (updates.position("demo"), updates.updates("demo")) == ("", [])
+    assert (updates.position("demo"), updates.updates("demo", 9)) == ("", [])
     with pytest.raises(CoordinatorReplaced):
         updates.record("demo", RUN, generation, "late", None)
 
@@ -157,7 +158,7 @@ def test_what_is_open_ends_with_its_run(fleet: FakeFleet, updates: UpdateStore, 
     assert updates.newest_of_outcome("", "demo", 10) != []
     fleet.store.set_phase("demo", RUN, phase, "", NOW + 8)
     updates.record("demo", RUN, generation, "late", EndedUpdate(number=2, outcome="committed", why="", at=NOW + 9))
-    ends = [(each.outcome, each.why, each.ended_at) for each in updates.updates("demo")]
+    ends = [(each.outcome, each.why, each.ended_at) for each in updates.updates("demo", 9)]
     assert ends == [("committed", "", NOW + 5), ("cancelled", f"the job has {phase}", NOW + 8)]
     told = [(each.event.kind, each.event.data.get("outcome")) for each in updates.events.newest(2)]
     assert told == [("update_ended", "cancelled"), ("job_phase", None)]
