@@ -6,13 +6,14 @@ A push is noted in the state folder and nothing else; whoever supervises the job
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused, UpdateUnknown
+from orchestrator.outcomes import ended_within, seen_through
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.weights import InFlightMode, Strategy, Transport
 from orchestrator.store.jobs import JobStore
@@ -24,7 +25,6 @@ from orchestrator.weights.journal import Push, PushRecord, ask_for, newest_push,
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Position
 
-LOOK_EVERY_S = 0.3
 _VERSION = re.compile(r"[!-~]{1,128}")
 """A version stands in a header of each reply."""
 
@@ -135,22 +135,8 @@ class WeightService:
 
     def wait(self, name: str, number: int, timeout_s: float) -> PushRecord:
         """The push once it has ended, or as it is after so long."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            record = self.record(name, number)
-            if record.outcome is not None or time.monotonic() > deadline:
-                return record
-            time.sleep(LOOK_EVERY_S)
+        return ended_within(timeout_s, partial(self.record, name, number))
 
     def see_through(self, name: str, number: int) -> PushRecord:
-        """The push once it has ended. Where nobody supervises the job, this call does so meanwhile."""
-
-        def is_over(position: Position) -> bool:
-            return position.course is None and self.record(name, number).outcome is not None
-
-        while (record := self.record(name, number)).outcome is None:
-            if not self.supervision.keep(name, is_over):
-                record = self.wait(name, number, LOOK_EVERY_S)
-            elif self.store.get(name).phase not in SERVING:
-                break
-        return record
+        """The push once it has ended, as `seen_through` says it."""
+        return seen_through(self.supervision, name, partial(self.record, name, number))

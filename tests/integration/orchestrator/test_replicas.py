@@ -310,6 +310,16 @@ def test_a_crash_loop_that_the_job_cannot_live_with_fails_it_with_the_first_caus
     assert fleet.machine.living == {}
 
 
+def test_who_sees_an_update_through_is_told_that_the_job_has_failed_meanwhile(tmp_path: Path) -> None:
+    fleet = serving(FakeFleet(tmp_path, pairs=1))
+    fleet.receivers.silent = {"prefill-0"}
+    number = fleet.weights().push("demo", None, SOURCE, PushOptions()).number
+    fleet.machine.on_start = lambda started: fleet.machine.kill(started, exit_code=1)
+    fleet.machine.kill("router")
+    found = fleet.weights().see_through("demo", number)
+    assert (found.outcome, found.why) == ("cancelled", "the job has failed")
+
+
 def test_monitoring_never_takes_the_job_down(tmp_path: Path) -> None:
     fleet = FakeFleet(tmp_path, pairs=1)
     fleet.record(fleet.plan(weights={"limits": LIMITS}, monitoring={"enabled": True}))
