@@ -16,7 +16,7 @@ from pathlib import Path
 
 from orchestrator.store.home import StateUnusable, refuse_network_file_system
 
-SCHEMA = "0005"
+SCHEMA = "0006"
 """The newest revision in `migrations/versions`."""
 BUSY_TIMEOUT_S = 10.0
 
