@@ -29,6 +29,7 @@ _log = logging.getLogger(__name__)
 class _Rounds:
     """Of one run of a job."""
 
+    run_id: str
     due: float
     audited: deque[str] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
@@ -40,7 +41,8 @@ class AuditRounds:
         """`audit`: as `weights/audit.py` has `audit_kept`."""
         self._store = store
         self._audit = audit
-        self._runs: dict[str, _Rounds] = {}
+        self.rounds: dict[str, _Rounds] = {}
+        """Of jobs that serve, by name."""
 
     def keep(self, stopping: threading.Event) -> None:
         while not stopping.wait(LOOK_EVERY_S):
@@ -51,7 +53,9 @@ class AuditRounds:
 
     def look(self, now: float) -> None:
         """Audit the jobs whose turn it is."""
-        for name in self._store.serving_names():
+        names = self._store.serving_names()
+        self.rounds = {name: rounds for name, rounds in self.rounds.items() if name in names}
+        for name in names:
             try:
                 self._look_at(name, now)
             except HeadraceError as error:
@@ -64,7 +68,9 @@ class AuditRounds:
         every_s = job.plan.audit.every_s
         if every_s is None:
             return
-        rounds = self._runs.setdefault(job.run_id, _Rounds(due=now + every_s))
+        rounds = self.rounds.get(name)
+        if rounds is None or rounds.run_id != job.run_id:
+            rounds = self.rounds[name] = _Rounds(run_id=job.run_id, due=now + every_s)
         if now < rounds.due:
             return
         rounds.due = now + every_s

@@ -10,24 +10,25 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.event_schemas import EventList, EventStatus
+from orchestrator.api.pages import LONGEST_PAGE
 from orchestrator.cli_common import AnyJobName, AsJson, control_of
 from orchestrator.cli_show import print_model
-
-PAGE = 1000
 
 
 def events(
     context: typer.Context,
     name: AnyJobName = None,
     since: Annotated[int | None, typer.Option(min=0, help="Only those behind this number, the oldest first.")] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=PAGE, help="At most so many of the newest.")] = 50,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=LONGEST_PAGE, help="At most so many of the newest.")
+    ] = 50,
     following: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show what happened to jobs: phases, processes, updates of the weights, who took them over. With --follow and
     --json an object per line."""
     control = control_of(context)
-    limit = lines if since is None else PAGE
+    limit = lines if since is None else LONGEST_PAGE
     found = control.events(name, since, limit) if limit else EventList(events=[], next=0)
     if as_json and not following:
         print_model(found)

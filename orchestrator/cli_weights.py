@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from connectors.vllm_plugin.weights.settings import LoadMode
+from orchestrator.api.pages import LONGEST_PAGE, PAGE
 from orchestrator.api.weight_schemas import PushBody, UpdateStatus, WeightsStatus
 from orchestrator.cli_common import AsJson, JobName, control_of
 from orchestrator.cli_show import print_model
@@ -91,9 +92,16 @@ def status(context: typer.Context, name: JobName, as_json: AsJson = False) -> No
 
 
 @app.command()
-def history(context: typer.Context, name: JobName, as_json: AsJson = False) -> None:
+def history(
+    context: typer.Context,
+    name: JobName,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=1, max=LONGEST_PAGE, help="At most so many updates, the newest.")
+    ] = PAGE,
+    as_json: AsJson = False,
+) -> None:
     """The updates of a job since it was started, and what else a person should know of its weights."""
-    found = control_of(context).updates(name)
+    found = control_of(context).updates(name, lines)
     if as_json:
         print_model(found)
         return

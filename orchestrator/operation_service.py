@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -43,17 +44,15 @@ class OperationService:
         Raises:
             JobUnknown: none is recorded under the name.
         """
-        heads = self._heads(job)
-        found = [each for head in heads.values() for each in _of_run(head)]
-        # Whatever has not ended may turn out to have ended with its job.
+        found = [each for head in self._heads(job) for each in _of_run(head)]
         pushes = [outcome for outcome, ended in UPDATE_STATES.items() if state in (None, ended)]
         for push in (None, *pushes):
             records = newest_pushes(self._weights.updates, push, job, OPEN_MOST if push is None else limit)
-            found += [self._update(each, heads[each.job]) for each in records if each.job in heads]
+            found += [self._update(each) for each in records]
         outcomes = [outcome for outcome, ended in REQUEST_STATES.items() if state in (None, ended)]
         for outcome in ("", *outcomes):
             requests = self.service.replicas.keeping.newest_of_outcome(outcome, job, limit if outcome else OPEN_MOST)
-            found += [request_of(each, heads[each.job]) for each in requests if each.job in heads]
+            found += [request_of(each) for each in requests]
         found = [each for each in found if state in (None, each.state)]
         return sorted(found, key=lambda each: each.asked_at, reverse=True)[:limit]
 
@@ -97,11 +96,10 @@ class OperationService:
     def _weights(self) -> WeightService:
         return self.service.weights
 
-    def _heads(self, job: str | None) -> dict[str, JobHead]:
+    def _heads(self, job: str | None) -> Sequence[JobHead]:
         if job is None:
-            return {head.name: head for head in self.service.store.heads()}
-        head = self.service.store.head(job)
-        return {job: self.service.store.get(job) if head is None else head}
+            return self.service.store.heads()
+        return [self.service.store.head(job) or self.service.store.get(job)]
 
     def _find(self, wanted: OperationId, head: JobHead) -> Operation | None:
         match wanted.record:
@@ -111,16 +109,16 @@ class OperationService:
                 return stop_of(head, driven=is_driven(head))
             case "update" if wanted.number is not None:
                 record = push_of(self._weights.updates, head.name, wanted.number)
-                return None if record is None else self._update(record, head)
+                return None if record is None else self._update(record)
             case "request" if wanted.number is not None:
                 with suppress(RequestUnknown):
-                    return request_of(self.service.replicas.keeping.request(head.name, wanted.number), head)
+                    return request_of(self.service.replicas.keeping.request(head.name, wanted.number))
         return None
 
-    def _update(self, record: PushRecord, head: JobHead) -> Operation:
+    def _update(self, record: PushRecord) -> Operation:
         is_running = record.begun_at is not None and record.outcome is None
         position: Position | None = position_of(self._weights.updates, record.job) if is_running else None
-        return update_of(record, head, None if position is None else position.course)
+        return update_of(record, None if position is None else position.course)
 
 
 def _of_run(head: JobHead) -> list[Operation]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import TypeAdapter
@@ -155,7 +155,7 @@ def stop_of(head: JobHead, *, driven: bool) -> Operation | None:
     )
 
 
-def update_of(record: PushRecord, head: JobHead, course: Course | None) -> Operation:
+def update_of(record: PushRecord, course: Course | None) -> Operation:
     """`course`: what the job's coordinator is at."""
     if record.outcome is not None:
         text = record.why or f"version {record.push.version} is served"
@@ -167,7 +167,7 @@ def update_of(record: PushRecord, head: JobHead, course: Course | None) -> Opera
         text = "begun"
     if record.outcome is None and record.is_cancelled:
         text = _joined(text, "somebody asked that it ends")
-    found = Operation(
+    return Operation(
         id=id_of(record.job, record.run_id, "update", record.number),
         kind="update",
         target=record.push.version,
@@ -178,12 +178,11 @@ def update_of(record: PushRecord, head: JobHead, course: Course | None) -> Opera
         ended_at=record.ended_at,
         url=f"/jobs/{record.job}/weights/updates/{record.number}",
     )
-    return _ended_with(head, found)
 
 
-def request_of(request: ReplicaRequest, head: JobHead) -> Operation:
+def request_of(request: ReplicaRequest) -> Operation:
     text = "its turn has not come" if request.begun_at is None else _joined("it is being carried out", request.why)
-    found = Operation(
+    return Operation(
         id=id_of(request.job, request.run_id, "request", request.number),
         kind=request.kind,
         target=request.unit,
@@ -194,18 +193,10 @@ def request_of(request: ReplicaRequest, head: JobHead) -> Operation:
         ended_at=request.ended_at,
         url=f"/jobs/{request.job}/requests/{request.number}",
     )
-    return _ended_with(head, found)
 
 
 def _open_state(begun_at: float | None) -> OperationState:
     return "pending" if begun_at is None else "running"
-
-
-def _ended_with(head: JobHead, found: Operation) -> Operation:
-    """Nobody goes on with what a job that has ended was asked for."""
-    if found.has_ended or head.phase not in ENDED:
-        return found
-    return replace(found, state="cancelled", text=f"the job has {head.phase} before", ended_at=head.phase_at)
 
 
 def past_cancelling(found: Operation, position: Position | None) -> str:

@@ -65,6 +65,7 @@ class ReplicaKeeper:
         self._kinds = kinds_of(job.plan)
         self._engines = {engine.name: engine for engine in job.plan.engines}
         self._requests = keeping.requests(job.name)
+        self._began_at = time.time()
         self._outside: Outside | None = None
         """Before the first look has come back."""
         self._looking: threading.Thread | None = None
@@ -83,11 +84,12 @@ class ReplicaKeeper:
 
     def turn(self, *, is_updating: bool, is_moving: bool) -> None:
         """After each look of the watch. `is_moving`: weights are updated, purged, or brought to engines that join."""
+        self._requests = self._keeping.requests(self._job.name)
         if self._look() and self._outside is not None:
             self._remount(self._outside)
             self._doubt_prefills(self._outside)
         # One at a time: what each leaves behind is known before the next is begun.
-        asked = next((each for each in self._keeping.requests(self._job.name) if each.outcome is None), None)
+        asked = next((each for each in self._requests if each.outcome is None), None)
         if asked is not None and self._outside is not None:
             if asked.kind == "scale":
                 self._scale_on(asked, self._outside, is_moving=is_moving)
@@ -95,7 +97,7 @@ class ReplicaKeeper:
                 self._keeping.end(self._job.name, asked, "refused", "it was removed", time.time())
             elif asked.unit in self._watch.units:
                 self._carry_on(asked, self._outside, is_updating=is_updating)
-        self._requests = self._keeping.requests(self._job.name)
+            self._requests = self._keeping.requests(self._job.name)
 
     def _look(self) -> bool:
         """Whether there is something new from outside."""
@@ -181,7 +183,18 @@ class ReplicaKeeper:
             is_drained=unit in gone,
             is_updating=is_updating,
             drain_s=self._job.plan.weights.limits.drain_s,
+            since=self._since(request),
+            serves_within_s=self._serves_within_s([unit]),
         )
+
+    def _since(self, request: ReplicaRequest) -> float:
+        return max(self._began_at, request.begun_at or request.asked_at)
+
+    def _serves_within_s(self, names: Sequence[str]) -> float:
+        """Until requests and handoffs have ended, and another life is ready and has its weights."""
+        limits = self._job.plan.weights.limits
+        ready_s = max(unit.ready_timeout_s for unit in self._job.plan.units if unit.name in names)
+        return limits.drain_s + limits.pause_s + ready_s + limits.load_s
 
     def _scale_on(self, request: ReplicaRequest, outside: Outside, *, is_moving: bool) -> None:
         job, now = self._job.name, time.time()
@@ -227,6 +240,8 @@ class ReplicaKeeper:
             has_surplus=bool(self._watch.surplus),
             unended=self._watch.unended if self._watch.surplus else "",
             drain_s=self._job.plan.weights.limits.drain_s,
+            since=self._since(request),
+            serves_within_s=self._serves_within_s(names),
         )
 
     def _replica_sight(

@@ -6,6 +6,7 @@
                                                                   +--> settled: its handoffs are read (prefill engines)
                                                                          +--> another life --> serves (done)
 Whatever dies meanwhile: a request has the life that it is to end, and so its begin is all that has to be recorded.
+What does not serve in its time has failed, and goes on being brought up: those that come behind it wait no longer.
 """
 
 from __future__ import annotations
@@ -63,6 +64,10 @@ class RequestSight:
     is_updating: bool
     """An update of the weights needs all engines until its end."""
     drain_s: float
+    since: float
+    """When it was begun, or this keeper took it over."""
+    serves_within_s: float
+    """From then on."""
 
 
 def next_act(sight: RequestSight, now: float) -> Act:
@@ -72,8 +77,10 @@ def next_act(sight: RequestSight, now: float) -> Act:
     is_late = now - request.begun_at > sight.drain_s
     is_quiet = sight.replica is not None and sight.replica.draining and not sight.replica.legs_in_flight
     match request.kind:
-        case "undrain" if sight.state != "ready" or is_late or (sight.replica is not None and sight.replica.usable):
+        case "undrain" if sight.state != "ready" or (sight.replica is not None and sight.replica.usable):
             return End(outcome="done")
+        case "undrain" if is_late:
+            return End(outcome="done", note=f"{standing('ready')} after {sight.drain_s:g} s")
         case "undrain":
             return "wait"
         case "drain" if is_quiet or sight.state != "ready":
@@ -82,11 +89,25 @@ def next_act(sight: RequestSight, now: float) -> Act:
             return End(outcome="done", note=f"requests still run there after {sight.drain_s:g} s")
         case "drain":
             return "wait"
-    if sight.life != request.life:
+    act = _restart(sight, may_end=is_quiet or is_late)
+    if isinstance(act, End) or now - sight.since <= sight.serves_within_s:
+        return act
+    reached = standing(sight.state) if sight.life != request.life else "its life before has not ended"
+    return End(outcome="failed", note=f"{reached} after {sight.serves_within_s:g} s")
+
+
+def standing(state: LifeState) -> str:
+    """Of what does not serve."""
+    return "up, and does not serve" if state == "ready" else "not up"
+
+
+def _restart(sight: RequestSight, *, may_end: bool) -> Act:
+    """`may_end`: whether its requests are waited for no longer."""
+    if sight.life != sight.request.life:
         return _after_restart(sight)
     if sight.kind != "engine" or sight.state != "ready":
         return "replace"
-    if not is_quiet and not is_late:
+    if not may_end:
         return "wait"
     return "settle" if sight.role == "prefill" and not sight.is_settled else "replace"
 

@@ -10,10 +10,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from connectors.types import Role
 from orchestrator.errors import RequestRefused, RequestUnknown
+from orchestrator.outcomes import ended_within, seen_through
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.plan.kinds import kinds_of
 from orchestrator.plan.scale import replicas_of, scaled_plan
@@ -25,10 +27,9 @@ from orchestrator.store.keeping import KeepingStore, ReplicaRequest, RequestKind
 from orchestrator.store.records import SERVING, StoredJob
 from orchestrator.supervision import Supervision
 from orchestrator.supervisor.view import JobView
-from orchestrator.weights.words import BY_REQUEST, Position
+from orchestrator.weights.words import BY_REQUEST
 from router.core.fleet import ReplicaView
 
-LOOK_EVERY_S = 0.3
 FORCE_IT = "force it, if nobody needs the job meanwhile"
 
 
@@ -89,32 +90,18 @@ class ReplicaService:
         self.store.get(name)
         return self.keeping.request(name, number)
 
-    def requests(self, name: str) -> list[ReplicaRequest]:
-        """Of the job's present run, in their order."""
+    def requests(self, name: str, limit: int) -> list[ReplicaRequest]:
+        """The newest of the job's present run, in their order."""
         self.store.get(name)
-        return self.keeping.requests(name)
+        return self.keeping.requests(name)[-limit:]
 
     def wait(self, name: str, number: int, timeout_s: float) -> ReplicaRequest:
         """The request once it has ended, or as it is after so long."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            request = self.request(name, number)
-            if request.outcome is not None or time.monotonic() > deadline:
-                return request
-            time.sleep(LOOK_EVERY_S)
+        return ended_within(timeout_s, partial(self.request, name, number))
 
     def see_through(self, name: str, number: int) -> ReplicaRequest:
-        """The request once it has ended. Where nobody supervises the job, this call does so meanwhile."""
-
-        def is_over(position: Position) -> bool:
-            return position.course is None and self.request(name, number).outcome is not None
-
-        while (request := self.request(name, number)).outcome is None:
-            if not self.supervision.keep(name, is_over):
-                request = self.wait(name, number, LOOK_EVERY_S)
-            elif self.store.get(name).phase not in SERVING:
-                break
-        return request
+        """The request once it has ended, as `seen_through` says it."""
+        return seen_through(self.supervision, name, partial(self.request, name, number))
 
     def troubles(self, view: JobView) -> list[str]:
         """What a user should know of the processes of a job that serves, beside which of them are ready."""

@@ -5,7 +5,8 @@
       +--> begun --> who leaves is withdrawn, its legs end, its handoffs are read
                        --> planned: the job goes by the new plan --> who is new serves, who left has ended (done)
 Planned is the turning point: processes without a place in the plan are ended, and places without a process are filled,
-by whoever watches the job. Nobody may be moving weights then, for all that do are counted.
+by whoever watches the job. Nobody may be moving weights then, for all that do are counted. What is not reached in its
+time has failed: those that come behind it wait no longer.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from connectors.types import Role
-from orchestrator.replica_requests import End, Refuse
+from orchestrator.replica_requests import End, Refuse, standing
 from orchestrator.store.keeping import ReplicaRequest
 from orchestrator.supervisor.restarts import Row
 from orchestrator.supervisor.upkeep import LifeState
@@ -76,6 +77,10 @@ class ScaleSight:
     unended: str
     """Which of these would not end, in words."""
     drain_s: float
+    since: float
+    """When it was begun, or this keeper took it over, which goes by one plan."""
+    serves_within_s: float
+    """From then on."""
 
 
 def next_scale_act(sight: ScaleSight, now: float) -> ScaleAct:
@@ -84,9 +89,19 @@ def next_scale_act(sight: ScaleSight, now: float) -> ScaleAct:
         if sight.is_moving:
             return "wait"
         return Refuse(why=sight.refusal) if sight.refusal and not request.is_forced else "begin"
+    is_overdue = now - sight.since > sight.serves_within_s
     if sight.is_planned:
-        return _after_plan(sight)
-    is_late = now - request.begun_at > sight.drain_s
+        return _after_plan(sight, is_overdue=is_overdue)
+    act = _before_plan(sight, now)
+    if act == "plan" or not is_overdue:
+        return act
+    missed = "weights still move" if sight.is_moving else "handoffs are still unread"
+    return End(outcome="failed", note=f"{missed} after {sight.serves_within_s:g} s; nothing has changed, ask again")
+
+
+def _before_plan(sight: ScaleSight, now: float) -> ScaleAct:
+    assert sight.request.begun_at is not None
+    is_late = now - sight.request.begun_at > sight.drain_s
     if not is_late and not all(each.is_quiet for each in sight.leaving):
         return "wait"
     unread = tuple(
@@ -97,10 +112,14 @@ def next_scale_act(sight: ScaleSight, now: float) -> ScaleAct:
     return "wait" if sight.is_moving else "plan"
 
 
-def _after_plan(sight: ScaleSight) -> ScaleAct:
+def _after_plan(sight: ScaleSight, *, is_overdue: bool) -> ScaleAct:
     new = [each for each in sight.staying if each.is_new]
-    if (sight.has_surplus and not sight.unended) or not all(each.has_arrived or each.given_up for each in new):
+    is_ending = sight.has_surplus and not sight.unended
+    awaited = [each for each in new if not each.has_arrived and each.given_up is None]
+    if (is_ending or awaited) and not is_overdue:
         return "wait"
     lost = [f"{each.name} {each.given_up}" for each in new if each.given_up is not None]
+    lost += [f"{each.name} is {standing(each.state)} after {sight.serves_within_s:g} s" for each in awaited]
+    lost += ["who left has not ended"] if is_ending else []
     lost += [sight.unended] if sight.unended else []
     return End(outcome="failed", note="; ".join(lost)) if lost else End(outcome="done")

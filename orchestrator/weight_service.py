@@ -6,17 +6,18 @@ A push is noted in the state folder and nothing else; whoever supervises the job
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, get_args
 
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused, UpdateUnknown
+from orchestrator.outcomes import ended_within, seen_through
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.weights import InFlightMode, Strategy, Transport
 from orchestrator.store.jobs import JobStore
-from orchestrator.store.records import SERVING
+from orchestrator.store.records import SERVING, StoredJob
 from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
 from orchestrator.weights.groups import rolling_refusal
@@ -24,7 +25,6 @@ from orchestrator.weights.journal import Push, PushRecord, ask_for, newest_push,
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Position
 
-LOOK_EVERY_S = 0.3
 _VERSION = re.compile(r"[!-~]{1,128}")
 """A version stands in a header of each reply."""
 
@@ -52,8 +52,8 @@ class WeightService:
         Raises:
             UpdateRefused: this update cannot be, or not now.
         """
-        plan = self.updatable(name)
-        weights = plan.weights
+        job = self.updatable(name)
+        weights = job.plan.weights
         named = {**source, "version": version or source.get("version")}
         push = Push(
             version=str(named["version"]),
@@ -62,17 +62,17 @@ class WeightService:
             in_flight=options.in_flight or weights.in_flight,
             load_mode=options.load_mode or weights.load_mode,
         )
-        self._check(push, source, plan)
-        return self.record(name, ask_for(self.updates, name, push))
+        self._check(push, source, job.plan)
+        return self.record(name, ask_for(self.updates, name, job.run_id, push))
 
-    def updatable(self, name: str) -> JobPlan:
-        """The plan of a job that may be pushed to. Raises `UpdateRefused` for any other."""
+    def updatable(self, name: str) -> StoredJob:
+        """A job that may be pushed to. Raises `UpdateRefused` for any other."""
         job = self.store.get(name)
         if job.phase not in SERVING:
             raise UpdateRefused(f"job {name!r} is {job.phase}: weights are pushed to a job that serves")
         if not job.plan.weights.in_place:
             raise UpdateRefused(f"engines of job {name!r} keep their weights: start it with a [weights] section")
-        return job.plan
+        return job
 
     def _check(self, push: Push, source: Mapping[str, Any], plan: JobPlan) -> None:
         """What can be known before anything begins; the coordinator looks again."""
@@ -117,9 +117,10 @@ class WeightService:
         self.store.get(name)
         return newest_push(self.updates, name)
 
-    def history(self, name: str) -> list[PushRecord]:
+    def history(self, name: str, limit: int) -> list[PushRecord]:
+        """The newest of the job's present run, in their order."""
         self.store.get(name)
-        return pushes_of(self.updates, name)
+        return pushes_of(self.updates, name, limit)
 
     def remarks(self, name: str) -> list[StoredRemark]:
         """What a person should know: engines that joined or were given up, steps that must succeed and do not."""
@@ -133,22 +134,8 @@ class WeightService:
 
     def wait(self, name: str, number: int, timeout_s: float) -> PushRecord:
         """The push once it has ended, or as it is after so long."""
-        deadline = time.monotonic() + timeout_s
-        while True:
-            record = self.record(name, number)
-            if record.outcome is not None or time.monotonic() > deadline:
-                return record
-            time.sleep(LOOK_EVERY_S)
+        return ended_within(timeout_s, partial(self.record, name, number))
 
     def see_through(self, name: str, number: int) -> PushRecord:
-        """The push once it has ended. Where nobody supervises the job, this call does so meanwhile."""
-
-        def is_over(position: Position) -> bool:
-            return position.course is None and self.record(name, number).outcome is not None
-
-        while (record := self.record(name, number)).outcome is None:
-            if not self.supervision.keep(name, is_over):
-                record = self.wait(name, number, LOOK_EVERY_S)
-            elif self.store.get(name).phase not in SERVING:
-                break
-        return record
+        """The push once it has ended, as `seen_through` says it."""
+        return seen_through(self.supervision, name, partial(self.record, name, number))

@@ -16,6 +16,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from orchestrator.api.event_schemas import EventList, event_list, event_status
 from orchestrator.api.examples import EVENT_STREAM
+from orchestrator.api.pages import PAGE, Limit
 from orchestrator.api.problems import declared
 from orchestrator.store.jobs import JobStore
 
@@ -24,10 +25,8 @@ BEATS_EVERY_S = 15
 """Proxies close what is silent for longer."""
 ENDS_WITHIN_S = 2.0
 """Once the server is told to end; then a reader that stands still is cut off."""
-PAGE = 100
 
 Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="Only events behind this `seq`.")]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 LastEventId = Annotated[
     int | None,
     Header(ge=0, lt=2**63, description="As browsers send it when they connect again; stronger than `since`."),

@@ -22,16 +22,15 @@ from orchestrator.api.operation_schemas import (
     operation_status,
     point_to,
 )
+from orchestrator.api.pages import PAGE, Limit
 from orchestrator.api.problems import declared
 from orchestrator.errors import OperationUnknown
 from orchestrator.operation_service import OperationService
 from orchestrator.operations import Operation, OperationState
 
-PAGE = 100
 Id = Annotated[str, Path(description="As a 202 answer names it.", examples=[OPERATION["id"]])]
 OfJob = Annotated[str | None, Query(description="Only those of this job.")]
 InState = Annotated[OperationState | None, Query(description="Only those in this state.")]
-Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
 def operation_routes(operations: OperationService) -> APIRouter:

@@ -10,6 +10,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from connectors.types import Role
 from orchestrator.api.operation_schemas import BEGUN, point_to
+from orchestrator.api.pages import PAGE, Limit
 from orchestrator.api.problems import declared
 from orchestrator.api.replica_schemas import (
     LeaveBody,
@@ -52,9 +53,9 @@ def replica_routes(replicas: ReplicaService) -> APIRouter:
         return _begun(response, await run_in_threadpool(replicas.undrain, name, replica))
 
     @routes.get("/requests")
-    async def list_requests(name: str) -> RequestList:
-        """What was asked of single processes, and what came of it."""
-        return request_list(await run_in_threadpool(replicas.requests, name))
+    async def list_requests(name: str, limit: Limit = PAGE) -> RequestList:
+        """What was asked of single processes last, and what came of it."""
+        return request_list(await run_in_threadpool(replicas.requests, name, limit))
 
     @routes.get("/requests/{number}")
     async def show_request(name: str, number: RequestNumber) -> RequestStatus:

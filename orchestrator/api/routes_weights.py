@@ -8,6 +8,7 @@ from fastapi import APIRouter, Path, Response
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.operation_schemas import BEGUN, point_to
+from orchestrator.api.pages import PAGE, Limit
 from orchestrator.api.problems import declared
 from orchestrator.api.weight_schemas import (
     PushBody,
@@ -42,9 +43,9 @@ def weight_routes(weights: WeightService) -> APIRouter:
         return weights_status(position, await run_in_threadpool(weights.newest, name))
 
     @routes.get("/updates")
-    async def list_updates(name: str) -> UpdateList:
-        """How updates went, and what happened to engines meanwhile."""
-        records = await run_in_threadpool(weights.history, name)
+    async def list_updates(name: str, limit: Limit = PAGE) -> UpdateList:
+        """How the newest updates went, and what happened to engines meanwhile."""
+        records = await run_in_threadpool(weights.history, name, limit)
         return update_list(records, await run_in_threadpool(weights.remarks, name))
 
     @routes.get("/updates/{number}")

@@ -132,6 +132,6 @@ class LocalControlPlane:
         weights = self.service.weights
         return weights_status(weights.position(name), weights.newest(name))
 
-    def updates(self, name: str) -> UpdateList:
+    def updates(self, name: str, limit: int) -> UpdateList:
         weights = self.service.weights
-        return update_list(weights.history(name), weights.remarks(name))
+        return update_list(weights.history(name, limit), weights.remarks(name))

@@ -179,8 +179,8 @@ class HttpControlPlane:
     def weights(self, name: str) -> WeightsStatus:
         return self._get(WeightsStatus, _path(name, "weights"))
 
-    def updates(self, name: str) -> UpdateList:
-        return self._get(UpdateList, _path(name, "weights", "updates"))
+    def updates(self, name: str, limit: int) -> UpdateList:
+        return self._get(UpdateList, _path(name, "weights", "updates"), params={"limit": limit})
 
     def _jobs(self) -> JobList:
         return self._get(JobList, "/jobs")

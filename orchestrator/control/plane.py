@@ -89,7 +89,9 @@ class ControlPlane(Protocol):
 
     def weights(self, name: str) -> WeightsStatus: ...
 
-    def updates(self, name: str) -> UpdateList: ...
+    def updates(self, name: str, limit: int) -> UpdateList:
+        """The newest."""
+        ...
 
 
 def see_start_through(look: Callable[[], JobStatus], progress: ProgressSink) -> JobStatus:

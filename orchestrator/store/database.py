@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import sqlite3
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from orchestrator.store.home import StateUnusable, refuse_network_file_system
 
-SCHEMA = "0006"
+SCHEMA = "0007"
 """The newest revision in `migrations/versions`."""
 BUSY_TIMEOUT_S = 10.0
 
@@ -115,6 +115,12 @@ class Database:
         from orchestrator.store.migrations import migrate
 
         migrate(self._path, BUSY_TIMEOUT_S)
+
+
+def is_in_phase(connection: sqlite3.Connection, job: str, run_id: str, phases: Sequence[str]) -> bool:
+    """Whether a job is in this run, and in one of these phases."""
+    query = f"SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase IN ({', '.join('?' * len(phases))})"
+    return connection.execute(query, (job, run_id, *phases)).fetchone() is not None
 
 
 def newest_of_outcome(

@@ -18,9 +18,11 @@ from deploy.unit import UnitRecord
 from orchestrator.errors import HeadraceError, JobExists, JobUnknown
 from orchestrator.plan.port_map import ports_of
 from orchestrator.plan.types import JobPlan, plan_to_json
-from orchestrator.store.database import Database
+from orchestrator.store.database import Database, is_in_phase
 from orchestrator.store.events import Event, EventKind, EventStore, note
+from orchestrator.store.keeping import end_open_requests
 from orchestrator.store.records import ENDED, SERVING, JobHead, Phase, StoredJob, StoredUnit
+from orchestrator.store.updates import end_open_updates
 
 REASON_LINES_TOLD = 2
 """What happened, and its cause."""
@@ -118,7 +120,8 @@ class JobStore:
             return [row["name"] for row in connection.execute(query, SERVING)]
 
     def set_phase(self, name: str, run_id: str, phase: Phase, reason: str, now: float) -> bool:
-        """Move a run to a phase; False where the run is no longer the job's, or already further on its way out."""
+        """Move a run to a phase; False where the run is no longer the job's, or already further on its way out. Updates
+        and requests that are open end with their run."""
         with self._database.transaction() as connection:
             return _set_phase(connection, name, run_id, phase, reason, now)
 
@@ -148,9 +151,8 @@ class JobStore:
         return self._is_in(name, run_id, SERVING)
 
     def _is_in(self, name: str, run_id: str, phases: tuple[Phase, ...]) -> bool:
-        query = f"SELECT 1 FROM jobs WHERE name = ? AND run_id = ? AND phase IN ({_marks(phases)})"
         with self._database.reading() as connection:
-            return connection.execute(query, (name, run_id, *phases)).fetchone() is not None
+            return is_in_phase(connection, name, run_id, phases)
 
     def add_unit(self, job: str, run_id: str, record: UnitRecord, now: float) -> None:
         """Record a process that has just been started, in the place of its life before, if it had one."""
@@ -226,6 +228,10 @@ def _set_phase(connection: sqlite3.Connection, name: str, run_id: str, phase: Ph
     connection.execute(change, (phase, reason, now, name))
     if phase in SERVING:
         connection.execute("UPDATE jobs SET opened_at = ? WHERE name = ? AND opened_at IS NULL", (now, name))
+    if phase in ENDED:
+        # Nobody goes on with what a job that has ended was asked for.
+        end_open_updates(connection, name, f"the job has {phase}", now)
+        end_open_requests(connection, name, f"the job has {phase}", now)
     if tuple(before) != (phase, reason):
         note(connection, name, _phase_event(run_id, phase, reason), now)
     return True

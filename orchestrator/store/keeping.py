@@ -14,15 +14,17 @@ from typing import Literal
 from deploy.unit import UnitRecord
 from orchestrator.errors import RequestRefused, RequestUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
-from orchestrator.store.database import Database, newest_of_outcome
+from orchestrator.store.database import Database, is_in_phase, newest_of_outcome
 from orchestrator.store.events import Event, note
-from orchestrator.store.records import StoredJob
+from orchestrator.store.records import SERVING, StoredJob
 
 RequestKind = Literal["restart", "drain", "undrain", "scale"]
 RequestOutcome = Literal["done", "refused", "failed", "cancelled"]
-"""cancelled: withdrawn before it was begun."""
+"""cancelled: withdrawn before it was begun, or the job has ended before it had."""
 ENDS_KEPT = 50
 """Per unit: more than any budget of restarts."""
+REQUESTS_KEPT = 200
+"""Of those of a run that have ended; older ones only where they say that a replica is drained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +111,7 @@ class KeepingStore:
         """Note a request about the life that a unit has now; its number.
 
         Raises:
-            RequestRefused: one about this unit has not ended yet, or the job is in another run.
+            RequestRefused: one about this unit has not ended yet, or the run does not serve any more.
         """
         with self._database.transaction() as connection:
             number = _next_number(connection, job, run_id, record.name)
@@ -128,7 +130,8 @@ class KeepingStore:
         """Note that a job is to go by this plan, in which the role has so many replicas; the request's number.
 
         Raises:
-            RequestRefused: the job is being scaled already, or is not as it was `before`, when this was planned.
+            RequestRefused: the job is being scaled already, does not serve any more, or is not as it was `before`,
+                when this was planned.
         """
         job = plan.job
         with self._database.transaction() as connection:
@@ -172,10 +175,9 @@ class KeepingStore:
             return _end(connection, request.job, request, "AND begun_at IS NULL", "cancelled", why, now)
 
     def requests(self, job: str) -> list[ReplicaRequest]:
-        """Of the job's present run, in their order."""
-        query = f"{_REQUESTS} WHERE job = ? ORDER BY number"
+        """Those of the job's present run that are kept, in their order."""
         with self._database.reading() as connection:
-            return [_request(row) for row in connection.execute(query, (job,))]
+            return _requests(connection, job)
 
     def newest_of_outcome(self, outcome: str, job: str | None, limit: int) -> list[ReplicaRequest]:
         """Of one job, or of all; an empty outcome: those that have not ended. The newest first."""
@@ -193,19 +195,30 @@ class KeepingStore:
         return _request(row)
 
 
+def end_open_requests(connection: sqlite3.Connection, job: str, why: str, now: float) -> None:
+    """In a transaction that ends the job's run."""
+    for row in connection.execute(f"{_REQUESTS} WHERE job = ? AND outcome = ''", (job,)).fetchall():
+        _end(connection, job, _request(row), "", "cancelled", why, now)
+
+
 def drained(requests: Sequence[ReplicaRequest]) -> frozenset[str]:
     """The replicas that are to get no requests: those whose newest drain or undrain that was begun is a drain, and that
     were not removed since."""
-    found: set[str] = set()
+    return frozenset(_drains(requests))
+
+
+def _drains(requests: Sequence[ReplicaRequest]) -> dict[str, int]:
+    """Who is drained, and by which request."""
+    found: dict[str, int] = {}
     for request in (each for each in requests if each.begun_at is not None and each.outcome != "failed"):
         match request.kind:
             case "drain":
-                found.add(request.unit)
+                found[request.unit] = request.number
             case "undrain":
-                found.discard(request.unit)
+                found.pop(request.unit, None)
             case "scale":
-                found.difference_update([name for name in found if is_beyond(name, request)])
-    return frozenset(found)
+                found = {name: number for name, number in found.items() if not is_beyond(name, request)}
+    return found
 
 
 def is_beyond(replica: str, scale: ReplicaRequest) -> bool:
@@ -223,8 +236,8 @@ _REQUESTS = (
 
 def _next_number(connection: sqlite3.Connection, job: str, run_id: str, about: str) -> int:
     """Raises `RequestRefused`."""
-    if not _is_present(connection, job, run_id):
-        raise RequestRefused(f"job {job!r} is in another run")
+    if not is_in_phase(connection, job, run_id, SERVING):
+        raise RequestRefused(f"job {job!r} does not serve any more, or is in another run")
     query = "SELECT number FROM replica_requests WHERE job = ? AND unit = ? AND outcome = ''"
     open_one = connection.execute(query, (job, about)).fetchone()
     if open_one is not None:
@@ -253,12 +266,26 @@ def _end(
         data = {"number": request.number, "request": request.kind, "outcome": outcome}
         process = "" if request.kind == "scale" else request.unit
         note(connection, job, Event(kind="request_ended", text=text, process=process, data=data), now)
+        _prune(connection, job)
     return done.rowcount > 0
+
+
+def _prune(connection: sqlite3.Connection, job: str) -> None:
+    requests = _requests(connection, job)
+    ended = [each.number for each in requests if each.outcome is not None]
+    old = set(ended[:-REQUESTS_KEPT]).difference(_drains(requests).values())
+    query = "DELETE FROM replica_requests WHERE job = ? AND number = ?"
+    connection.executemany(query, [(job, number) for number in old])
 
 
 def _is_present(connection: sqlite3.Connection, job: str, run_id: str) -> bool:
     query = "SELECT 1 FROM jobs WHERE name = ? AND run_id = ?"
     return connection.execute(query, (job, run_id)).fetchone() is not None
+
+
+def _requests(connection: sqlite3.Connection, job: str) -> list[ReplicaRequest]:
+    query = f"{_REQUESTS} WHERE job = ? ORDER BY number"
+    return [_request(row) for row in connection.execute(query, (job,))]
 
 
 def _request(row: sqlite3.Row) -> ReplicaRequest:

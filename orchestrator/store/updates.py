@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from orchestrator.errors import HeadraceError, UpdateRefused
-from orchestrator.store.database import Database, newest_of_outcome
+from orchestrator.store.database import Database, is_in_phase, newest_of_outcome
 from orchestrator.store.events import Event, EventStore, note
+from orchestrator.store.records import SERVING
 
 REMARKS_KEPT = 200
 """Per job."""
@@ -118,13 +119,15 @@ class UpdateStore:
             if ended is not None:
                 _end(connection, job, ended)
 
-    def ask(self, job: str, request: str, now: float) -> int:
-        """Note an update that somebody wants; its number.
+    def ask(self, job: str, run_id: str, request: str, now: float) -> int:
+        """Note an update that somebody wants of a run; its number.
 
         Raises:
-            UpdateRefused: one has not ended yet.
+            UpdateRefused: one has not ended yet, or the run does not serve any more.
         """
         with self._database.transaction() as connection:
+            if not is_in_phase(connection, job, run_id, SERVING):
+                raise UpdateRefused(f"job {job!r} does not serve any more, or is in another run")
             query = "SELECT number, outcome FROM weight_updates WHERE job = ? ORDER BY number DESC LIMIT 1"
             last = connection.execute(query, (job,)).fetchone()
             if last is not None and not last["outcome"]:
@@ -159,11 +162,11 @@ class UpdateStore:
             _refuse_overtaken(connection, job, run_id, generation)
             _end(connection, job, ended)
 
-    def updates(self, job: str) -> list[StoredUpdate]:
-        """Of the job's present run, in their order. There may be tens of thousands."""
-        query = f"{_UPDATES} WHERE job = ? ORDER BY number"
+    def updates(self, job: str, limit: int) -> list[StoredUpdate]:
+        """The newest of the job's present run, in their order."""
+        query = f"{_UPDATES} WHERE job = ? ORDER BY number DESC LIMIT ?"
         with self._database.reading() as connection:
-            return [_update(row) for row in connection.execute(query, (job,))]
+            return [_update(row) for row in connection.execute(query, (job, limit))][::-1]
 
     def update(self, job: str, number: int) -> StoredUpdate | None:
         """None where the job's present run has none of this number."""
@@ -175,10 +178,7 @@ class UpdateStore:
 
     def newest(self, job: str) -> StoredUpdate | None:
         """The only one that can have no end yet. None where the job's present run has had none."""
-        query = f"{_UPDATES} WHERE job = ? ORDER BY number DESC LIMIT 1"
-        with self._database.reading() as connection:
-            row = connection.execute(query, (job,)).fetchone()
-            return None if row is None else _update(row)
+        return next(iter(self.updates(job, 1)), None)
 
     def newest_of_outcome(self, outcome: str, job: str | None, limit: int) -> list[StoredUpdate]:
         """Of one job, or of all; an empty outcome: those that have not ended. The newest first."""
@@ -201,6 +201,13 @@ class UpdateStore:
         query = "SELECT text, at FROM weight_remarks WHERE job = ? ORDER BY rowid"
         with self._database.reading() as connection:
             return [StoredRemark(text=row["text"], at=row["at"]) for row in connection.execute(query, (job,))]
+
+
+def end_open_updates(connection: sqlite3.Connection, job: str, why: str, now: float) -> None:
+    """In a transaction that ends the job's run."""
+    query = "SELECT number FROM weight_updates WHERE job = ? AND outcome = ''"
+    for row in connection.execute(query, (job,)).fetchall():
+        _end(connection, job, EndedUpdate(number=row["number"], outcome="cancelled", why=why, at=now))
 
 
 _UPDATES = "SELECT weight_updates.*, run_id FROM weight_updates JOIN jobs ON name = job"

@@ -25,7 +25,7 @@ from orchestrator.weights.words import Outcome, Position
 LONGEST_REQUEST = LONGEST_WEIGHT_COMMAND - 1024
 """An engine's command has its order and its limits beside the source."""
 PushOutcome = Literal[Outcome, "refused"]
-"""refused: asked for, and could not be begun."""
+"""refused: asked for, and could not be begun. cancelled: by request, or the job has ended before it had."""
 _OUTCOME: TypeAdapter[PushOutcome] = TypeAdapter(PushOutcome)
 _POSITION: TypeAdapter[Position] = TypeAdapter(Position)
 
@@ -113,9 +113,10 @@ def position_of(store: UpdateStore, job: str) -> Position | None:
     return _POSITION.validate_json(text) if text else None
 
 
-def ask_for(store: UpdateStore, job: str, push: Push) -> int:
-    """Its number. Raises `UpdateRefused` where one has not ended yet, or where what is asked for cannot be kept as it
-    is: numbers that are none, half characters, a source that is nested too deep or longer than engines take."""
+def ask_for(store: UpdateStore, job: str, run_id: str, push: Push) -> int:
+    """Its number. Raises `UpdateRefused` where one has not ended yet, where the run does not serve any more, or where
+    what is asked for cannot be kept as it is: numbers that are none, half characters, a source that is nested too deep
+    or longer than engines take."""
     try:
         request = _PUSH.dump_json(push)
         is_kept = len(request) <= LONGEST_REQUEST and _PUSH.validate_json(request) == push
@@ -123,12 +124,12 @@ def ask_for(store: UpdateStore, job: str, push: Push) -> int:
         is_kept = False
     if not is_kept:
         raise UpdateRefused(f"source is no plain JSON of at most {LONGEST_REQUEST} bytes")
-    return store.ask(job, request.decode(), time.time())
+    return store.ask(job, run_id, request.decode(), time.time())
 
 
-def pushes_of(store: UpdateStore, job: str) -> list[PushRecord]:
-    """Of the job's present run, in their order."""
-    return [_push_record(each) for each in store.updates(job)]
+def pushes_of(store: UpdateStore, job: str, limit: int) -> list[PushRecord]:
+    """The newest of the job's present run, in their order."""
+    return [_push_record(each) for each in store.updates(job, limit)]
 
 
 def push_of(store: UpdateStore, job: str, number: int) -> PushRecord | None:

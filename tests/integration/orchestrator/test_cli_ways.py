@@ -59,6 +59,7 @@ LIFE: tuple[tuple[str, int, type[WireModel] | None], ...] = (
     ("weights status demo --json", 0, WeightsStatus),
     ("weights history demo", 0, None),
     ("weights history demo --json", 0, UpdateList),
+    ("weights history demo --lines 0", 2, None),
     ("weights cancel demo", 1, None),
     ("weights cancel demo --number 7", 5, None),
     ("drain demo decode-0 --force --no-wait --json", 0, RequestStatus),

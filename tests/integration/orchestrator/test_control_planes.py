@@ -128,7 +128,7 @@ def test_readmission_takes_a_router_that_keeps_tokens(fleet: FakeFleet, control:
     with pytest.raises(HeadraceError, match=says) as refusal:
         control.push("demo", push)
     assert exit_code_of(refusal.value) == ExitCode.REFUSED
-    assert control.updates("demo").updates == []
+    assert control.updates("demo", 9).updates == []
 
 
 def test_a_silent_control_plane(tmp_path: Path) -> None:

@@ -47,6 +47,8 @@ def test_a_replica_is_restarted_drained_and_undrained(fleet: FakeFleet, api: htt
         ("undrain", "done"),
     ]
     assert api.get("/jobs/demo/requests/1").json() == shown[0]
+    assert api.get("/jobs/demo/requests", params={"limit": 2}).json() == {"requests": shown[1:]}
+    assert api.get("/jobs/demo/requests", params={"limit": 0}).status_code == 422
 
 
 def test_the_traffic_of_a_job_is_what_its_router_says(fleet: FakeFleet, api: httpx.Client) -> None:

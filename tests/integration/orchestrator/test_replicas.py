@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.errors import RequestRefused, RequestUnknown
 from orchestrator.store.updates import CoordinatorReplaced
-from orchestrator.supervisor import mounts
+from orchestrator.supervisor import mounts, restarts
 from orchestrator.weight_service import PushOptions
 from orchestrator.weights.journal import Journal
 from orchestrator.weights.receivers import FIRST_VERSION
@@ -20,9 +20,12 @@ from tests.integration.orchestrator.kept_fleet import (
     LIMITS,
     QUICK,
     SOURCE,
+    STEADY,
     ended,
+    impatient,
     job_of,
     lives,
+    pushed,
     serving,
     supervised,
     until,
@@ -72,8 +75,7 @@ def test_a_drained_replica_gets_neither_requests_nor_weights_until_it_is_undrain
         assert "decode-1 is drained" in fleet.service().view("demo").reason
     # By whoever supervises next as well.
     with supervised(fleet):
-        weights = fleet.weights()
-        assert weights.wait("demo", weights.push("demo", None, SOURCE, PushOptions()).number, 10).outcome == "committed"
+        pushed(fleet)
         until(lambda: usable(fleet) == {"prefill-0", "prefill-1", "decode-0"})
         assert fleet.receivers.engines["decode-1"].weights == FIRST_VERSION
         assert ended(fleet, fleet.replicas().undrain("demo", "decode-1")).outcome == "done"
@@ -97,7 +99,7 @@ def test_what_would_leave_no_pair_is_refused_unless_it_is_forced(fleet: FakeFlee
             fleet.replicas().restart("demo", "prefill-1", force=False)
         with pytest.raises(RequestRefused, match="the job has one router"):
             fleet.replicas().restart("demo", "router", force=False)
-        assert fleet.replicas().requests("demo")[1:] == []
+        assert fleet.replicas().requests("demo", 9)[1:] == []
         assert ended(fleet, fleet.replicas().restart("demo", "prefill-1", force=True)).outcome == "done"
         assert ended(fleet, fleet.replicas().restart("demo", "router", force=True)).outcome == "done"
 
@@ -150,6 +152,47 @@ def test_a_restart_that_does_not_come_up_has_failed_with_its_first_cause(fleet: 
         fleet.machine.on_start = lambda name: fleet.machine.kill(name, exit_code=7)
         request = ended(fleet, fleet.replicas().restart("demo", "decode-1", force=False))
     assert (request.outcome, "at first: ended with exit code 7" in request.note) == ("failed", True)
+
+
+def test_a_restart_that_leads_to_nothing_that_serves_has_failed_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "POLICIES", dict.fromkeys(restarts.POLICIES, STEADY))
+    fleet = impatient(FakeFleet(tmp_path, pairs=2))
+    with supervised(fleet):
+        pushed(fleet)
+        fleet.receivers.load_ends = {"decode-1": "untouched"}
+        request = fleet.replicas().restart("demo", "decode-1", force=False)
+        behind = fleet.replicas().restart("demo", "router", force=True)
+        found = ended(fleet, request)
+        assert (found.outcome, found.note.endswith(" after 1.5 s")) == ("failed", True)
+        assert found.note.startswith(("up, and does not serve", "not up"))
+        assert ended(fleet, behind).outcome == "done"
+        # It goes on being brought up.
+        until(lambda: lives(fleet, "decode-1") > QUICK.budget)
+        fleet.receivers.load_ends = {}
+        until(lambda: usable(fleet) == set(fleet.receivers.engines))
+
+
+def test_a_restart_of_what_would_not_end_has_failed_and_holds_nobody_up(tmp_path: Path) -> None:
+    fleet = impatient(FakeFleet(tmp_path, pairs=2))
+    fleet.machine.undying = {"decode-1"}
+    with supervised(fleet):
+        request = fleet.replicas().restart("demo", "decode-1", force=False)
+        behind = fleet.replicas().restart("demo", "router", force=True)
+        found = ended(fleet, request)
+        assert (found.outcome, found.note) == ("failed", "its life before has not ended after 1.5 s")
+        assert ended(fleet, behind).outcome == "done"
+
+
+def test_an_undrained_replica_that_does_not_serve_in_time_is_told(tmp_path: Path) -> None:
+    fleet = impatient(FakeFleet(tmp_path, pairs=2))
+    with supervised(fleet):
+        assert ended(fleet, fleet.replicas().drain("demo", "decode-1", force=False)).note == ""
+        pushed(fleet)
+        fleet.receivers.silent = {"decode-1"}
+        found = ended(fleet, fleet.replicas().undrain("demo", "decode-1"))
+        assert (found.outcome, found.note) == ("done", "up, and does not serve after 0.1 s")
 
 
 def is_updating(fleet: FakeFleet) -> bool:
@@ -265,6 +308,16 @@ def test_a_crash_loop_that_the_job_cannot_live_with_fails_it_with_the_first_caus
         until(lambda: fleet.store.get("demo").phase == "failed")
     assert f"{name} ended 3 times within 0 s, at first: ended with exit code 42" in job_of(fleet).reason
     assert fleet.machine.living == {}
+
+
+def test_who_sees_an_update_through_is_told_that_the_job_has_failed_meanwhile(tmp_path: Path) -> None:
+    fleet = serving(FakeFleet(tmp_path, pairs=1))
+    fleet.receivers.silent = {"prefill-0"}
+    number = fleet.weights().push("demo", None, SOURCE, PushOptions()).number
+    fleet.machine.on_start = lambda started: fleet.machine.kill(started, exit_code=1)
+    fleet.machine.kill("router")
+    found = fleet.weights().see_through("demo", number)
+    assert (found.outcome, found.why) == ("cancelled", "the job has failed")
 
 
 def test_monitoring_never_takes_the_job_down(tmp_path: Path) -> None:

@@ -13,13 +13,15 @@ from orchestrator.errors import PlanRefused, RequestRefused, RequestUnknown
 from orchestrator.plan.scale import replicas_of, scaled_plan
 from orchestrator.store.jobs import JobStore
 from orchestrator.store.keeping import ReplicaRequest
-from orchestrator.weight_service import PushOptions
+from orchestrator.supervisor import restarts
 from tests.fakes.fake_launch import FakeFleet
 from tests.integration.orchestrator.kept_fleet import (
-    SOURCE,
+    STEADY,
     ended,
+    impatient,
     job_of,
     lives,
+    pushed,
     supervised,
     until,
     usable,
@@ -46,8 +48,7 @@ def scaled(fleet: FakeFleet, role: Role, replicas: int, *, force: bool = False) 
 def test_a_new_replica_gets_requests_once_it_has_what_the_job_serves(fleet: FakeFleet) -> None:
     before = {unit.name: unit for unit in job_of(fleet).plan.units}
     with supervised(fleet):
-        weights = fleet.weights()
-        assert weights.wait("demo", weights.push("demo", None, SOURCE, PushOptions()).number, 10).outcome == "committed"
+        pushed(fleet)
         request = ended(fleet, scaled(fleet, "decode", 3))
         assert (request.outcome, request.note, request.replicas) == ("done", "", 3)
         assert usable(fleet) == {"prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"}
@@ -143,6 +144,24 @@ def test_an_engine_that_does_not_come_up_is_told_with_its_cause(fleet: FakeFleet
         assert usable(fleet) == {"prefill-0", "prefill-1", "decode-0", "decode-1"}
         assert ended(fleet, scaled(fleet, "decode", 2)).outcome == "done"
     assert fleet.service().view("demo").phase == "ready"
+
+
+def test_an_engine_that_comes_up_and_does_not_serve_is_told_and_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "POLICIES", dict.fromkeys(restarts.POLICIES, STEADY))
+    fleet = impatient(FakeFleet(tmp_path, pairs=2))
+    fleet.receivers.load_ends = {"decode-2": "untouched"}
+    with supervised(fleet):
+        pushed(fleet)
+        request = scaled(fleet, "decode", 3)
+        behind = fleet.replicas().restart("demo", "router", force=True)
+        found = ended(fleet, request)
+        assert (found.outcome, found.note.endswith(" after 1.5 s")) == ("failed", True)
+        assert found.note.startswith(("decode-2 is up, and does not serve", "decode-2 is not up"))
+        assert ended(fleet, behind).outcome == "done"
+        assert ended(fleet, scaled(fleet, "decode", 2)).outcome == "done"
+        until(lambda: usable(fleet) == {"prefill-0", "prefill-1", "decode-0", "decode-1"})
 
 
 def test_what_would_not_end_is_told_and_holds_nobody_up(fleet: FakeFleet) -> None:

@@ -96,7 +96,7 @@ def test_a_push_sees_itself_through_where_nobody_supervises(fleet: FakeFleet, jo
         record = fleet.weights().push("demo", version, {"transport": "path", "path": "/x"}, AS_SET)
         assert fleet.weights().see_through("demo", record.number).outcome == "committed"
         assert is_whole(fleet, version, number + 1)
-    assert [(each.number, each.push.version) for each in fleet.weights().history("demo")] == [
+    assert [(each.number, each.push.version) for each in fleet.weights().history("demo", 9)] == [
         *[(1, "step-1"), (2, "step-2")]
     ]
 
@@ -138,7 +138,7 @@ def test_a_push_that_cannot_be_is_refused_before_it_is_noted(
 ) -> None:
     with pytest.raises(UpdateRefused, match=says):
         fleet.weights().push("demo", version, given, options)
-    assert fleet.weights().history("demo") == []
+    assert fleet.weights().history("demo", 9) == []
 
 
 def test_one_push_at_a_time(fleet: FakeFleet, job: StoredJob) -> None:
@@ -289,7 +289,7 @@ def test_what_was_asked_for_belongs_to_its_run(fleet: FakeFleet, job: StoredJob)
     assert position is not None
     fleet.service().stop("demo")
     fleet.record(fleet.plan(), run_id="run-2", now=NOW + 1)
-    assert (fleet.weights().history("demo"), fleet.weights().position("demo")) == ([], None)
+    assert (fleet.weights().history("demo", 9), fleet.weights().position("demo")) == ([], None)
     with pytest.raises(CoordinatorReplaced):
         late.record(position)
     with pytest.raises(CoordinatorReplaced):

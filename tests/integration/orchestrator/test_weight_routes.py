@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from orchestrator.errors import UpdateRefused
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.journal import PushRecord
 from tests.fakes.fake_launch import FakeFleet
-from tests.integration.orchestrator.kept_fleet import signed_in, supervised
+from tests.integration.orchestrator.kept_fleet import signed_in, supervised, until
 
 TOKEN = "the-token"
 LIMITS = {"grace": 0.05, "again": 0.02, "tries": 1}
 AS_JSON = {"content-type": "application/json"}
 SOURCE = {"transport": "path", "version": "step-1", "path": "/checkpoints/1"}
+NEXT = {"transport": "path", "version": "step-2", "path": "/checkpoints/2"}
 
 
 @pytest.fixture
@@ -52,8 +54,12 @@ def test_a_push_and_what_is_told_of_it(fleet: FakeFleet, api: httpx.Client) -> N
     update = api.get("/jobs/demo/weights/updates/1").json()
     assert (update["outcome"], update["why"]) == ("committed", "")
     assert api.get("/jobs/demo/weights/updates").json()["updates"] == [update]
+    fleet.weights().wait("demo", api.post("/jobs/demo/weights", json={"source": NEXT}).json()["number"], 10)
+    newest = api.get("/jobs/demo/weights/updates", params={"limit": 1}).json()["updates"]
+    assert [each["version"] for each in newest] == ["step-2"]
+    assert api.get("/jobs/demo/weights/updates", params={"limit": 1001}).status_code == 422
     served = api.get("/jobs/demo/weights").json()["served"]
-    assert served == {"version": "step-1", "epoch": 2, "source": SOURCE}
+    assert served == {"version": "step-2", "epoch": 3, "source": NEXT}
 
 
 def test_a28_a_failed_update_names_the_engine_and_leaves_the_version(fleet: FakeFleet, api: httpx.Client) -> None:
@@ -136,6 +142,20 @@ def test_vllms_client_is_told_of_an_update_that_takes_too_long(
     assert "/jobs/demo/weights/updates/1 says how it ends" in message(rlhf(api, "finish_weight_update"), 504)
     fleet.receivers.silent = set()
     assert fleet.weights().wait("demo", 1, 20).outcome == "committed"
+
+
+def test_an_update_ends_with_its_job_and_whoever_waits_is_told(fleet: FakeFleet, api: httpx.Client) -> None:
+    fleet.receivers.silent = {"prefill-0"}
+    rlhf(api, "start_weight_update")
+    rlhf(api, "update_weights", {"update_info": {"source": SOURCE}})
+    with ThreadPoolExecutor(1) as beside:
+        finishing = beside.submit(rlhf, api, "finish_weight_update")
+        until(lambda: (newest := fleet.weights().newest("demo")) is not None and newest.begun_at is not None)
+        fleet.service().stop("demo")
+        assert "was cancelled: the job has stopped" in message(finishing.result(), 500)
+    update = api.get("/jobs/demo/weights/updates/1").json()
+    assert (update["outcome"], update["why"]) == ("cancelled", "the job has stopped")
+    assert api.get(f"/operations/{update['operation']}").json()["state"] == "cancelled"
 
 
 @dataclass(frozen=True, kw_only=True)

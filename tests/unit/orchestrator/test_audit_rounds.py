@@ -67,6 +67,20 @@ def test_each_request_once_and_errors_are_outlived(fleet: FakeFleet, caplog: pyt
     assert any("no answer" in record.getMessage() for record in caplog.records)
 
 
+def test_what_was_audited_of_a_job_goes_with_it(fleet: FakeFleet) -> None:
+    up(fleet, share=1, every=60)
+    rounds = AuditRounds(fleet.store, Auditor([(WRONG,), ()]))
+    rounds.look(0)
+    rounds.look(60)
+    fleet.service().stop("demo")
+    up(fleet, share=1, every=60)
+    rounds.look(61)
+    assert [*rounds.rounds["demo"].audited] == [], "it is another run"
+    fleet.service().stop("demo")
+    rounds.look(62)
+    assert rounds.rounds == {}
+
+
 def test_a_job_that_does_not_ask_is_left_alone(fleet: FakeFleet) -> None:
     up(fleet, share=1)
     auditor = Auditor([])

@@ -125,16 +125,17 @@ def test_a_change_that_is_not_made_is_not_told(fleet: FakeFleet) -> None:
 
 def test_an_update_is_told_from_its_wish_to_its_end_and_the_end_once(fleet: FakeFleet) -> None:
     fleet.record()
+    fleet.store.set_phase("demo", "run-1", "ready", "", NOW)
     updates = fleet.updates
     generation = updates.take_over("demo", "run-1")
-    updates.ask("demo", '{"source": {"token": "hunter2"}}', NOW)
+    updates.ask("demo", "run-1", '{"source": {"token": "hunter2"}}', NOW)
     for _ in range(2):
         updates.cancel("demo", 1)
     updates.remark("demo", StoredRemark(text="slow", at=NOW))
     for _ in range(2):
         ended = EndedUpdate(number=1, outcome="rolled_back", why="no bytes", at=NOW)
         updates.record("demo", "run-1", generation, "position", ended)
-    assert told(fleet)[1:] == [
+    assert told(fleet)[2:] == [
         ("update_asked", "update 1 was asked for"),
         ("update_cancel_asked", "somebody asked that update 1 ends"),
         ("remark", "slow"),

@@ -51,6 +51,7 @@ INSERT INTO weight_updates VALUES ('demo', 1, 'request', 5.5, 'committed', '', 6
 INSERT INTO weight_remarks VALUES ('demo', 7.5, 'a remark');
 """
 
+ENDED = "the job has failed"
 DIES_HALF_WAY = """
 import os, signal, sys
 from pathlib import Path
@@ -84,7 +85,7 @@ def is_whole(home: Path) -> None:
     assert [(unit.record.pid, unit.record.start_ticks, unit.ready_at) for unit in job.units] == [(7, 70, 4.5)]
     assert jobs.reserved_ports(except_job="other") == {8000, 9000, 9001}
     assert updates.position("demo") == "position"
-    assert [(each.number, each.outcome) for each in updates.updates("demo")] == [(1, "committed")]
+    assert [(each.number, each.outcome) for each in updates.updates("demo", 9)] == [(1, "committed")]
     assert [each.text for each in updates.remarks("demo")] == ["a remark"]
 
 
@@ -103,6 +104,18 @@ def test_the_revisions_lead_to_the_tables_as_they_are_declared(tmp_path: Path) -
 def test_a_file_of_the_first_version_is_taken_over_as_it_is(old: Path) -> None:
     is_whole(old)
     assert set(TABLES.tables) <= tables(old)
+
+
+@pytest.mark.parametrize(("phase", "ended"), [("ready", ("", "", None)), ("failed", ("cancelled", ENDED, 2.5))])
+def test_what_was_open_when_its_run_ended_has_ended(
+    old: Path, phase: str, ended: tuple[str, str, float | None]
+) -> None:
+    with closing(sqlite3.connect(old / "headrace.db")) as connection, connection:
+        connection.execute("UPDATE jobs SET phase = ?", (phase,))
+        connection.execute("INSERT INTO weight_updates VALUES ('demo', 2, 'request', 7.5, '', '', NULL, 0)")
+    before, update = UpdateStore(Database(old)).updates("demo", 9)
+    assert (before.outcome, before.why, before.ended_at) == ("committed", "", 6.5)
+    assert (update.outcome, update.why, update.ended_at) == ended
 
 
 def test_a_kill_in_the_middle_leaves_the_old_tables_and_the_next_start_goes_on(old: Path) -> None:
