@@ -18,6 +18,7 @@ from typing import Literal
 from deploy.backend import Backend
 from deploy.errors import DeployError
 from deploy.logs import tail
+from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, UnitRecord, UnitStatus
 from orchestrator.errors import HeadraceError
 from orchestrator.plan.kinds import kinds_of
@@ -29,6 +30,7 @@ from orchestrator.store.records import StoredJob, StoredUnit
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.log_cause import end_cause
 from orchestrator.supervisor.loop import LOG_LINES_READ
+from orchestrator.supervisor.probing import probe_units
 from orchestrator.supervisor.restarts import Row, row_of
 from orchestrator.supervisor.upkeep import LifeState, UnitSight, upkeep
 
@@ -85,7 +87,9 @@ class Watch:
         self.units = {stored.record.name: stored for stored in job.units if stored.record.name in self._units}
         self.surplus = [record for record in job.records if record.name not in self._units]
         statuses = self._backend.poll(job.run, job.records)
-        states = {name: self._state(stored, statuses[name]) for name, stored in self.units.items()}
+        coming_up = [self._units[name] for name, stored in self.units.items() if _comes_up(stored, statuses[name])]
+        probed = probe_units(coming_up, statuses, self._probe)
+        states = {name: self._state(stored, statuses[name], probed) for name, stored in self.units.items()}
         self.states = {name: states.get(name, "ended") for name in self._kinds}
         for name in self._units.keys() - self._ready.keys():
             self._ready[name] = None
@@ -115,13 +119,13 @@ class Watch:
         """The newest ends of a unit."""
         return row_of(self._kinds[name], self._ends.get(name, ()))
 
-    def _state(self, stored: StoredUnit, status: UnitStatus) -> LifeState:
+    def _state(self, stored: StoredUnit, status: UnitStatus, probed: Mapping[str, ProbeResult]) -> LifeState:
         unit = self._units[stored.record.name]
         if not status.alive:
             return "ended"
         if stored.ready_at is not None:
             return "ready"
-        if self._probe(unit.probe, status.members).ready:
+        if probed[unit.name].ready:
             self._store.set_ready(self._job.name, self._job.run_id, unit.name, time.time())
             return "ready"
         return "coming_up" if time.time() - stored.started_at < unit.ready_timeout_s else "ended"
@@ -237,6 +241,10 @@ class Watch:
 
     def _may_act(self) -> bool:
         return self._store.is_serving(self._job.name, self._job.run_id)
+
+
+def _comes_up(stored: StoredUnit, status: UnitStatus) -> bool:
+    return status.alive and stored.ready_at is None
 
 
 def _listed(pids: Sequence[int]) -> str:

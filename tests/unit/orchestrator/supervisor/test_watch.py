@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from deploy.probe import ProbeResult
+from deploy.unit import Probe
 from orchestrator.store.driver_lock import DriverLock
 from orchestrator.store.keeping import life_of
 from orchestrator.supervisor import restarts
@@ -199,3 +202,18 @@ def test_a_driver_goes_first(fleet: FakeFleet, watch: Watch) -> None:
     assert fleet.machine.started.count("decode-0") == 1
     lock.release()
     looks_until(watch, lambda: fleet.machine.started.count("decode-0") == 2)
+
+
+def test_those_that_come_up_are_probed_side_by_side(fleet: FakeFleet) -> None:
+    with fleet.database.transaction() as connection:
+        connection.execute("UPDATE units SET ready_at = NULL")
+    all_at_once = threading.Barrier(len(UNITS))
+
+    def probe(_probe: Probe, _members: Sequence[int]) -> ProbeResult:
+        all_at_once.wait(10)
+        return ProbeResult(ready=True, detail="answers")
+
+    watch = Watch(
+        store=fleet.store, keeping=fleet.keeping, backend=fleet.backend(), probe=probe, job=fleet.store.get("demo")
+    )
+    assert {news.unit for news in watch.look() if news.what == "ready"} == set(UNITS)
