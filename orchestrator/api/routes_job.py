@@ -11,12 +11,12 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
-from orchestrator.api.background import in_background
 from orchestrator.api.job_file import IN_DOCUMENT, job_file
 from orchestrator.api.operation_schemas import BEGUN, point_to
 from orchestrator.api.problems import declared
 from orchestrator.api.schemas import JobList, JobStatus, job_status, job_summary
 from orchestrator.api.traffic_schemas import TrafficStatus, traffic_status
+from orchestrator.background import in_background
 from orchestrator.errors import HeadraceError, JobExists
 from orchestrator.service import JobService
 from orchestrator.supervisor.interfaces import Progress

@@ -12,7 +12,6 @@ from fastapi.concurrency import run_in_threadpool
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from orchestrator.api import routes_events
-from orchestrator.api.background import in_background
 from orchestrator.api.examples import OPERATION, OPERATION_STREAM
 from orchestrator.api.operation_schemas import (
     BEGUN,
@@ -23,6 +22,7 @@ from orchestrator.api.operation_schemas import (
     point_to,
 )
 from orchestrator.api.problems import declared
+from orchestrator.background import in_background
 from orchestrator.errors import OperationUnknown
 from orchestrator.operation_service import OperationService
 from orchestrator.operations import Operation, OperationState

@@ -8,9 +8,9 @@ the plan has and nobody has started yet is started as well, and what it has no m
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -20,6 +20,7 @@ from deploy.errors import DeployError
 from deploy.logs import tail
 from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, UnitRecord, UnitStatus
+from orchestrator.background import in_background
 from orchestrator.errors import HeadraceError
 from orchestrator.plan.kinds import kinds_of
 from orchestrator.store.driver_lock import DriverLock
@@ -70,7 +71,7 @@ class Watch:
         """The life of each whose death is on record as an event."""
         self._replaced: dict[str, str] = {}
         """Whose life is to make way for another one, though it lives."""
-        self._acting: threading.Thread | None = None
+        self._acting: Future[None] | None = None
         self.units: Mapping[str, StoredUnit] = {}
         """Those of the plan that were started, as they were at the last look."""
         self.surplus: Sequence[UnitRecord] = ()
@@ -175,17 +176,14 @@ class Watch:
             text = f"{name} is given up: {up.given_up[name]}"
             self._store.events.note(self._job.name, Event(kind="process_given_up", process=name, text=text))
         self.given_up = up.given_up
-        if self._acting is not None and self._acting.is_alive():
+        if self._acting is not None and not self._acting.done():
             return
         if up.start:
             name = up.start[0]
-            self._beside(partial(self._start, name, self.units[name].record if name in self.units else None))
+            before = self.units[name].record if name in self.units else None
+            self._acting = in_background(partial(self._start, name, before), f"{self._job.name}: start {name}")
         elif self.surplus:
-            self._beside(partial(self._remove, self.surplus))
-
-    def _beside(self, act: Callable[[], None]) -> None:
-        self._acting = threading.Thread(target=act, daemon=True)
-        self._acting.start()
+            self._acting = in_background(partial(self._remove, self.surplus), f"{self._job.name}: remove processes")
 
     def _start(self, name: str, before: UnitRecord | None) -> None:
         """End what is left of a unit's life before, if it had one, and start another."""
@@ -205,6 +203,9 @@ class Watch:
                 _log.info("%s was started%s", name, " again" if before else "")
         except (HeadraceError, DeployError) as error:
             self._fail(name, f"it could not be started: {error}")
+        except Exception as error:
+            self._fail(name, f"it could not be started: unexpected {type(error).__name__}: {error}")
+            raise
         finally:
             lock.release()
 

@@ -204,6 +204,16 @@ def test_a_driver_goes_first(fleet: FakeFleet, watch: Watch) -> None:
     looks_until(watch, lambda: fleet.machine.started.count("decode-0") == 2)
 
 
+def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_the_end_of_a_life(
+    fleet: FakeFleet, watch: Watch, quick: RestartPolicy
+) -> None:
+    fleet.machine.on_start = lambda _name: {}["broken"]
+    fleet.machine.kill("decode-0")
+    looks_until(watch, lambda: "decode-0" in watch.given_up)
+    causes = [end.cause for end in fleet.keeping.ends("demo")["decode-0"]]
+    assert causes[-1] == "it could not be started: unexpected KeyError: 'broken'"
+
+
 def test_those_that_come_up_are_probed_side_by_side(fleet: FakeFleet) -> None:
     with fleet.database.transaction() as connection:
         connection.execute("UPDATE units SET ready_at = NULL")
