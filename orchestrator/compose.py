@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from deploy import probe as readiness
-from deploy.local.backend import LocalBackend
+from deploy.local.backend import Children, LocalBackend
 from deploy.local.process_table import SharedReading
 from orchestrator.observe.cluster import collect_facts, socket_dir
 from orchestrator.observe.engines import RunningEngines
@@ -33,7 +33,9 @@ def local_service(home: Path) -> JobService:
     database = Database(home)
     store, updates = JobStore(database), UpdateStore(database)
     keeping = KeepingStore(database)
-    backend = partial(LocalBackend, SharedReading())
+    # Whoever starts a process and whoever watches it have a backend each, and both are asked how it ended.
+    children: Children = {}
+    backend = partial(LocalBackend, SharedReading(), children)
     supervision = Supervision(
         store=store,
         updates=updates,

@@ -77,7 +77,7 @@ class JobService:
 
     store: JobStore
     backend: Callable[[], Backend]
-    """A backend per call: what it started, it alone can wait for."""
+    """A backend per call. They share what they have started."""
     facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts]
     """Of a job's spec, its folder and the ports of other jobs."""
     socket_dir: Callable[[Path], Path]
