@@ -25,7 +25,7 @@
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
     ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
-    ├── RecordUnreadable        a record was written by another version (store/jobs.py)
+    ├── RecordUnreadable        a record was written by another version (store/records.py)
     ├── StateInUse              another control plane runs on the state folder (store/driver_lock.py)
     ├── AddressUnusable         the control API cannot listen where it was told to (cli_serve.py)
     └── StateUnusable           the state folder cannot be read or written (store/home.py)
