@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -17,11 +15,8 @@ from orchestrator.api.problems import declared
 from orchestrator.api.schemas import JobList, JobStatus, job_status, job_summary
 from orchestrator.api.traffic_schemas import TrafficStatus, traffic_status
 from orchestrator.background import in_background
-from orchestrator.errors import HeadraceError, JobExists
 from orchestrator.service import JobService
 from orchestrator.supervisor.interfaces import Progress
-
-_LOG = logging.getLogger(__name__)
 
 Wait = Annotated[bool, Query(description="Until all has ended; else answer once it is noted.")]
 StopMode = Annotated[
@@ -103,26 +98,6 @@ def job_routes(service: JobService) -> APIRouter:
         return audit_status(await run_in_threadpool(service.audit, name, body.requests))
 
     return routes
-
-
-def resume_starts(service: JobService) -> None:
-    """Take over what another control plane was in the middle of when it ended: starts, and stops too."""
-    for name in service.store.names():
-        try:
-            _resume(service, name)
-        except HeadraceError as error:
-            # One job's unreadable record must not keep the API from answering for the others.
-            _LOG.warning("%s: not resumed: %s", name, error)
-
-
-def _resume(service: JobService, name: str) -> None:
-    job = service.store.get(name)
-    if job.phase == "starting":
-        with suppress(JobExists):
-            admission = service.resume(name)
-            in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
-    elif job.phase == "stopping" and not service.is_driven(name):
-        in_background(partial(service.finish_stop, name), name=f"stop {name}")
 
 
 def _ignore(progress: Progress) -> None:

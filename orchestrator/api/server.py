@@ -11,12 +11,13 @@ from fastapi import FastAPI
 from fastapi.concurrency import run_in_threadpool
 from fastapi.routing import APIRoute
 
+from orchestrator.all_jobs import AllJobs
 from orchestrator.api.access import Access
 from orchestrator.api.document import DocumentedApi
 from orchestrator.api.guard import Guard
 from orchestrator.api.problems import add_handlers, declared
 from orchestrator.api.routes_events import event_routes
-from orchestrator.api.routes_job import job_routes, resume_starts
+from orchestrator.api.routes_job import job_routes
 from orchestrator.api.routes_logs import log_routes
 from orchestrator.api.routes_operations import operation_routes
 from orchestrator.api.routes_page import add_page
@@ -28,7 +29,6 @@ from orchestrator.api.wire import WireModel
 from orchestrator.audit_rounds import AuditRounds
 from orchestrator.operation_service import OperationService
 from orchestrator.service import JobService
-from orchestrator.supervision import supervise_all
 from orchestrator.weights.audit import audit_kept
 
 GUARDED = declared(400, 401, 403, 409, 413, 422, 500)
@@ -48,10 +48,9 @@ def build_app(
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
         with announced or nullcontext():
-            resume_starts(service)
             stopping = threading.Event()
-            supervising = threading.Thread(target=supervise_all, args=(service.weights.supervision, stopping))
-            supervising.start()
+            keeping = threading.Thread(target=AllJobs(service, stopping).keep, name="jobs")
+            keeping.start()
             # Not waited for: a replay may take as long as a request, and leaves nothing that has to be cleared up.
             rounds = AuditRounds(service.store, audit_kept)
             threading.Thread(target=rounds.keep, args=(stopping,), name="audits", daemon=True).start()
@@ -59,7 +58,7 @@ def build_app(
                 yield
             finally:
                 stopping.set()
-                await run_in_threadpool(supervising.join)
+                await run_in_threadpool(keeping.join)
 
     # Pages that a browser could not send a token for, made of scripts from elsewhere.
     app = DocumentedApi(

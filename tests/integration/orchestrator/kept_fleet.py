@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import httpx
 
 from connectors.types import Role
+from orchestrator.all_jobs import AllJobs
 from orchestrator.store.keeping import ReplicaRequest
 from orchestrator.store.records import StoredJob
-from orchestrator.supervision import supervise_all
 from orchestrator.supervisor.restarts import RestartPolicy
 from tests.fakes.fake_launch import FakeFleet
 
@@ -41,7 +41,7 @@ def serving(fleet: FakeFleet) -> FakeFleet:
 @contextmanager
 def supervised(fleet: FakeFleet) -> Iterator[None]:
     stopping = threading.Event()
-    thread = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
+    thread = threading.Thread(target=AllJobs(fleet.service(), stopping).keep)
     thread.start()
     try:
         yield
