@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
+from dataclasses import replace
 from typing import Annotated
 
 import anyio
@@ -13,6 +13,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from orchestrator.api import routes_events
 from orchestrator.api.examples import OPERATION, OPERATION_STREAM
+from orchestrator.api.long_calls import LongCalls
 from orchestrator.api.operation_schemas import (
     BEGUN,
     OperationList,
@@ -22,7 +23,6 @@ from orchestrator.api.operation_schemas import (
     point_to,
 )
 from orchestrator.api.problems import declared
-from orchestrator.background import in_background
 from orchestrator.errors import OperationUnknown
 from orchestrator.operation_service import OperationService
 from orchestrator.operations import Operation, OperationState
@@ -34,7 +34,7 @@ InState = Annotated[OperationState | None, Query(description="Only those in this
 Limit = Annotated[int, Query(ge=1, le=1000)]
 
 
-def operation_routes(operations: OperationService) -> APIRouter:
+def operation_routes(operations: OperationService, calls: LongCalls) -> APIRouter:
     routes = APIRouter(prefix="/operations", tags=["operations"], responses=declared(404))
 
     @routes.get("")
@@ -64,7 +64,7 @@ def operation_routes(operations: OperationService) -> APIRouter:
         Answers once it is noted; may be asked again until it has ended."""
         found = await run_in_threadpool(operations.cancel, operation)
         if found.id.record == "start":
-            in_background(partial(operations.service.end, found.id.job), name=f"stop {found.id.job}")
+            calls.end(replace(found.id, record="stop"))
         point_to(response, operation)
         return operation_status(found)
 

@@ -15,6 +15,7 @@ from orchestrator.all_jobs import AllJobs
 from orchestrator.api.access import Access
 from orchestrator.api.document import DocumentedApi
 from orchestrator.api.guard import Guard
+from orchestrator.api.long_calls import LongCalls
 from orchestrator.api.problems import add_handlers, declared
 from orchestrator.api.routes_events import event_routes
 from orchestrator.api.routes_job import job_routes
@@ -31,8 +32,9 @@ from orchestrator.operation_service import OperationService
 from orchestrator.service import JobService
 from orchestrator.weights.audit import audit_kept
 
-GUARDED = declared(400, 401, 403, 409, 413, 422, 500)
-"""What any route with a token may answer; 409 also where another version has recorded a job."""
+GUARDED = declared(400, 401, 403, 409, 413, 422, 500, 504)
+"""What any route with a token may answer; 409 also where another version has recorded a job, 504 where the server ends
+before it can answer."""
 
 
 class Health(WireModel, json_schema_extra={"examples": [{"status": "ok"}]}):
@@ -77,14 +79,15 @@ def build_app(
         """Whether the control plane answers. Asks for no token."""
         return Health(status="ok")
 
+    calls = LongCalls(service)
     for routes in (
-        job_routes(service),
+        job_routes(service, calls),
         log_routes(service.store),
         plan_routes(service),
         weight_routes(service.weights),
         rlhf_routes(service.weights),
         event_routes(service.store),
-        operation_routes(OperationService(service=service)),
+        operation_routes(OperationService(service=service), calls),
     ):
         app.include_router(routes, responses=GUARDED)
     app.include_router(replica_routes(service.replicas), responses=GUARDED)
