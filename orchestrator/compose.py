@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from deploy import probe as readiness
-from deploy.local.backend import LocalBackend
+from deploy.local.backend import Children, LocalBackend
 from deploy.local.process_table import SharedReading
 from orchestrator.observe.cluster import collect_facts
 from orchestrator.observe.engines import RunningEngines
@@ -36,7 +36,9 @@ def local_service(home: Path) -> JobService:
     database = Database(home)
     store, updates = JobStore(database), UpdateStore(database)
     keeping = KeepingStore(database)
-    backend = partial(LocalBackend, SharedReading())
+    # Whoever starts a process and whoever watches it have a backend each, and both are asked how it ended.
+    children: Children = {}
+    backend = partial(LocalBackend, SharedReading(), children)
     facts = partial(collect_facts, backends=BACKENDS)
     supervision = Supervision(
         store=store,

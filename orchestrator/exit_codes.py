@@ -40,6 +40,7 @@ _OF_STATUS = {
     415: ExitCode.WRONG_USE,
     422: ExitCode.WRONG_USE,
     503: ExitCode.NOT_JUDGED,
+    504: ExitCode.NO_ANSWER,
 }
 """Any other: failed."""
 

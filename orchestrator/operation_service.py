@@ -22,7 +22,7 @@ from orchestrator.operations import (
     update_of,
 )
 from orchestrator.service import JobService
-from orchestrator.store.records import JobHead
+from orchestrator.store.records import JobHead, RecordUnreadable
 from orchestrator.supervisor.view import is_driven
 from orchestrator.weight_service import WeightService
 from orchestrator.weights.journal import PushRecord, newest_pushes, position_of, push_of
@@ -117,7 +117,10 @@ class OperationService:
 
     def _update(self, record: PushRecord) -> Operation:
         is_running = record.begun_at is not None and record.outcome is None
-        position: Position | None = position_of(self._weights.updates, record.job) if is_running else None
+        position: Position | None = None
+        # What another version recorded of one job keeps no other's from being listed.
+        with suppress(RecordUnreadable):
+            position = position_of(self._weights.updates, record.job) if is_running else None
         return update_of(record, None if position is None else position.course)
 
 

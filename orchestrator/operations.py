@@ -126,7 +126,7 @@ def _start_state(head: JobHead, *, driven: bool) -> tuple[OperationState, str, f
     if head.phase == "stopped":
         return "cancelled", head.reason or "the job was stopped", head.phase_at
     if not driven:
-        return "running", f"whoever was {head.phase} the job is gone; the next `headrace serve` goes on", None
+        return "running", f"whoever was {head.phase} the job is gone; `headrace serve` goes on with it", None
     if head.phase == "stopping":
         return "running", _joined("what was started is being ended", head.reason), None
     ready = sum(unit.ready_at is not None for unit in head.units)
@@ -140,7 +140,7 @@ def stop_of(head: JobHead, *, driven: bool) -> Operation | None:
     has_ended = head.phase in ENDED
     text = "processes are being ended" if head.drain_until is None else "open requests finish, then processes are ended"
     if not driven:
-        text = "whoever was stopping the job is gone; stop it again, or the next `headrace serve` goes on"
+        text = "whoever was stopping the job is gone; stop it again, or `headrace serve` goes on with it"
         text = head.reason or text
     return Operation(
         id=id_of(head.name, head.run_id, "stop"),

@@ -8,14 +8,17 @@ the turns.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from deploy.errors import DeployError
 from deploy.unit import PlannedFile
+from orchestrator.background import in_background
+from orchestrator.errors import RequestRefused
 from orchestrator.observe.outside import Outside
 from orchestrator.plan.kinds import kinds_of
 from orchestrator.plan.types import EnginePlan, JobPlan
@@ -68,10 +71,10 @@ class ReplicaKeeper:
         self._began_at = time.time()
         self._outside: Outside | None = None
         """Before the first look has come back."""
-        self._looking: threading.Thread | None = None
+        self._looking: Future[Outside] | None = None
         self._look_at = 0.0
         self._mounts = Mounts()
-        self._settling: dict[str, threading.Thread] = {}
+        self._settling: dict[str, Future[None]] = {}
         """By the life that settles."""
 
     def withdrawn(self) -> frozenset[str]:
@@ -103,18 +106,18 @@ class ReplicaKeeper:
         """Whether there is something new from outside."""
         now = time.monotonic()
         if self._looking is not None:
-            if self._looking.is_alive():
+            if not self._looking.done():
                 return False
+            # A look that failed has seen nobody answer.
+            failed = self._looking.exception() is not None
+            self._outside = Outside(replicas=None, segments=None) if failed else self._looking.result()
             self._looking = None
             return True
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY_S
-            self._looking = threading.Thread(target=self._take_look, name="look outside", daemon=True)
-            self._looking.start()
+            look = partial(self._look_outside, self._job.plan)
+            self._looking = in_background(look, f"{self._job.name}: look at router and master")
         return False
-
-    def _take_look(self) -> None:
-        self._outside = self._look_outside(self._job.plan)
 
     def _remount(self, outside: Outside) -> None:
         pool, segments = self._job.plan.pool, outside.segments
@@ -137,16 +140,18 @@ class ReplicaKeeper:
         open_now = {request.unit for request in self._requests if request.outcome is None}
         for name, why in poisoned(lives, outside.replicas or {}).items():
             if name not in open_now and name not in self._watch.given_up:
-                # Forced: without it nothing is lost, since nobody can use what it hands over.
-                self._keeping.ask(
-                    self._job.name,
-                    self._job.run_id,
-                    "restart",
-                    self._watch.units[name].record,
-                    why=why,
-                    is_forced=True,
-                    now=time.time(),
-                )
+                # Forced: without it nothing is lost, since nobody can use what it hands over. Refused: somebody has
+                # asked for something else of it since the last turn.
+                with suppress(RequestRefused):
+                    self._keeping.ask(
+                        self._job.name,
+                        self._job.run_id,
+                        "restart",
+                        self._watch.units[name].record,
+                        why=why,
+                        is_forced=True,
+                        now=time.time(),
+                    )
 
     def _carry_on(self, request: ReplicaRequest, outside: Outside, *, is_updating: bool) -> None:
         job, now = self._job.name, time.time()
@@ -179,7 +184,7 @@ class ReplicaKeeper:
             state=self._watch.states[unit],
             given_up=self._watch.given_up.get(unit),
             replica=None if replicas is None else replicas.get(unit),
-            is_settled=settling is not None and not settling.is_alive(),
+            is_settled=settling is not None and settling.done(),
             is_drained=unit in gone,
             is_updating=is_updating,
             drain_s=self._job.plan.weights.limits.drain_s,
@@ -256,14 +261,12 @@ class ReplicaKeeper:
             state=self._watch.states[name],
             given_up=self._watch.given_up.get(name),
             replica=None if replicas is None else replicas.get(name),
-            is_settled=settling is not None and not settling.is_alive(),
+            is_settled=settling is not None and settling.done(),
             is_drained=name in drained(self._requests),
             is_new=stored is None or stored.started_at >= began,
         )
 
     def _settle(self, engine: EnginePlan, life: str) -> None:
         if life not in self._settling:
-            limit_s = self._job.plan.weights.limits.pause_s
-            thread = threading.Thread(target=self._let_handoffs_end, args=(engine, limit_s), daemon=True)
-            self._settling[life] = thread
-            thread.start()
+            settle = partial(self._let_handoffs_end, engine, self._job.plan.weights.limits.pause_s)
+            self._settling[life] = in_background(settle, f"{self._job.name}: settle {engine.name}")

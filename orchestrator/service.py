@@ -78,7 +78,7 @@ class JobService:
     backends: tuple[str, ...]
     """Those of `launch.backend` that jobs can be started with."""
     backend: Callable[[], Backend]
-    """A backend per call: what it started, it alone can wait for."""
+    """A backend per call. They share what they have started."""
     facts: Callable[[JobSpec, Path, frozenset[int]], ClusterFacts]
     """Of a job's spec, its folder and the ports of other jobs."""
     probe: ReadinessProbe

@@ -4,13 +4,12 @@
 There is one way to become routable: the coordinator of weights brings an engine to the committed version and epoch,
 tells the router, and opens the gate. `open` does so at the end of a start, `keep` afterwards: for engines that were
 restarted, for another life of the router, and for updates that somebody asks for. One process at a time, by a lock; a
-job serves on without any.
+job serves on without any. `all_jobs.py` keeps every job that serves.
 """
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +18,7 @@ from functools import partial
 from typing import Literal, Protocol
 
 from deploy.backend import Backend
-from orchestrator.errors import HeadraceError, JobFailed, UpdateRefused
+from orchestrator.errors import JobFailed, UpdateRefused
 from orchestrator.observe.engines import PROBE_EPOCH
 from orchestrator.observe.outside import Outside
 from orchestrator.plan.kinds import UnitKind, kinds_of
@@ -48,7 +47,7 @@ from orchestrator.weights.events import (
     Withdrawn,
 )
 from orchestrator.weights.groups import has_pair
-from orchestrator.weights.journal import Journal, PushRecord
+from orchestrator.weights.journal import Journal, PushRecord, position_of
 from orchestrator.weights.machine import Coordinator
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.runner import Runner
@@ -106,13 +105,15 @@ class Supervision:
 
         Raises:
             JobUnknown, CoordinatorReplaced, StateUnusable: another call goes on where this one was.
+            RecordUnreadable: another version recorded the job.
+            StopIncomplete: the job has failed, and processes of it are left; the text names their pids.
         """
         job = self.store.get(name)
         with _locked(job, 0.0) as held:
             if not held:
                 return False
-            newest = Journal(self.updates, job.name, job.run_id).newest()
-            note_adoption(self.store, self.backend(), self.probe, job, _doing(newest))
+            position = position_of(self.updates, job.name)
+            note_adoption(self.store, self.backend(), self.probe, job, _doing(position))
             # Whoever goes by another plan knows nothing of the plan before.
             while self._keep_as_planned(self.store.get(name), is_over) == "replanned":
                 pass
@@ -174,38 +175,6 @@ def _doing(position: Position | None) -> str:
     if course is None:
         return "supervised"
     return f"supervised, update {course.update.number} goes on in {course.phase} ({course.going}),"
-
-
-def supervise_all(supervision: Supervision, stopping: threading.Event) -> None:
-    """Supervise every job that serves and that nobody else supervises, each in a thread, until told to stop."""
-    threads: dict[str, threading.Thread] = {}
-    while not stopping.wait(supervision.look_every_s):
-        for name in _serving_names(supervision.store):
-            if name not in threads or not threads[name].is_alive():
-                threads[name] = threading.Thread(
-                    target=_supervise, args=(supervision, name, stopping), name=f"supervise {name}", daemon=True
-                )
-                threads[name].start()
-    for thread in threads.values():
-        thread.join()
-
-
-def _serving_names(store: JobStore) -> list[str]:
-    try:
-        return store.serving_names()
-    except HeadraceError as error:
-        # A database that is locked or full now may not be so at the next look.
-        _log.warning("no job is looked for: %s", error)
-        return []
-
-
-def _supervise(supervision: Supervision, name: str, stopping: threading.Event) -> None:
-    try:
-        supervision.keep(name, lambda _position: stopping.is_set())
-    except HeadraceError as error:
-        _log.warning("%s: supervision begins anew: %s", name, error)
-    except Exception:
-        _log.exception("%s: supervision failed in a way that was not foreseen, and begins anew", name)
 
 
 @contextmanager

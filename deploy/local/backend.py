@@ -29,12 +29,19 @@ _KILL_LIMIT_S = 5.0
 _LOOK_INTERVAL_S = 0.05
 
 
+Children = dict[Identity, subprocess.Popen[bytes]]
+"""Units that this process has started: it alone hears how they end."""
+
+
 class LocalBackend:
     """Implements `deploy.backend.Backend` with subprocesses."""
 
-    def __init__(self, read_table: Callable[[], Mapping[int, Process]] = snapshot) -> None:
+    def __init__(
+        self, read_table: Callable[[], Mapping[int, Process]] = snapshot, children: Children | None = None
+    ) -> None:
+        """`children`: shared with the other backends of this process, which then know exit codes of each other's."""
         self._read_table = read_table
-        self._children: dict[Identity, subprocess.Popen[bytes]] = {}
+        self._children: Children = {} if children is None else children
         self._traces: dict[tuple[str, UnitRecord], UnitTrace] = {}
 
     def prepare(self, run: RunContext, units: Sequence[LaunchUnit], files: Sequence[PlannedFile]) -> None:

@@ -3,6 +3,7 @@ body, and a net for what nobody foresaw. Answers are problems (`problems.py`).""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import logging
 from ipaddress import ip_address
@@ -18,6 +19,7 @@ from orchestrator.api.problems import problem_reply
 _LOG = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
 TOO_LARGE = f"the body is larger than {MAX_BODY_BYTES} bytes; send a job file"
+ENDING = "`headrace serve` ends before this is done; what was asked of it may go on: look again once it runs"
 
 
 class Guard:
@@ -62,6 +64,10 @@ class Guard:
 
         try:
             await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            # The server was told to end, and has waited for open replies. What has begun is cut off.
+            if not has_begun:
+                await problem_reply(scope["path"], 504, ENDING)(scope, receive, send)
         except Exception as error:
             # An exception that reached the server would have it drop the connection.
             _LOG.exception("%s %r", scope["method"], scope["path"])

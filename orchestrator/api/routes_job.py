@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-from contextlib import suppress
+import asyncio
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -11,17 +10,16 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus, audit_status
-from orchestrator.api.background import in_background
 from orchestrator.api.job_file import IN_DOCUMENT, job_file
+from orchestrator.api.long_calls import LongCalls
 from orchestrator.api.operation_schemas import BEGUN, point_to
 from orchestrator.api.problems import declared
 from orchestrator.api.schemas import JobList, JobStatus, job_status, job_summary
 from orchestrator.api.traffic_schemas import TrafficStatus, traffic_status
-from orchestrator.errors import HeadraceError, JobExists
+from orchestrator.background import in_background
+from orchestrator.operations import id_of
 from orchestrator.service import JobService
 from orchestrator.supervisor.interfaces import Progress
-
-_LOG = logging.getLogger(__name__)
 
 Wait = Annotated[bool, Query(description="Until all has ended; else answer once it is noted.")]
 StopMode = Annotated[
@@ -41,7 +39,7 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def job_routes(service: JobService) -> APIRouter:
+def job_routes(service: JobService, calls: LongCalls) -> APIRouter:
     routes = APIRouter(tags=["jobs"])
 
     @routes.post("/jobs", status_code=202, responses=_ANSWERS, openapi_extra=IN_DOCUMENT)
@@ -84,10 +82,11 @@ def job_routes(service: JobService) -> APIRouter:
             await run_in_threadpool(service.begin_drain, name, limit_s)
         else:
             await run_in_threadpool(service.begin_stop, name)
+        job = await run_in_threadpool(service.store.get, name)
+        ending = calls.end(id_of(name, job.run_id, "stop"))
         if wait:
-            await run_in_threadpool(service.end, name)
+            await asyncio.wrap_future(ending)
         else:
-            in_background(partial(service.end, name), name=f"stop {name}")
             response.status_code = 202
         status = job_status(await run_in_threadpool(service.view, name))
         point_to(response, status.operation)
@@ -101,29 +100,10 @@ def job_routes(service: JobService) -> APIRouter:
     @routes.post("/jobs/{name}/audit", responses=declared(404, 503))
     async def audit_job(name: str, body: AuditBody = A_FEW) -> AuditStatus:
         """Replay requests without cache and compare. Answers when that is done: seconds for each."""
-        return audit_status(await run_in_threadpool(service.audit, name, body.requests))
+        audited = await asyncio.wrap_future(calls.audit(name, body.requests))
+        return audit_status(audited)
 
     return routes
-
-
-def resume_starts(service: JobService) -> None:
-    """Take over what another control plane was in the middle of when it ended: starts, and stops too."""
-    for name in service.store.names():
-        try:
-            _resume(service, name)
-        except HeadraceError as error:
-            # One job's unreadable record must not keep the API from answering for the others.
-            _LOG.warning("%s: not resumed: %s", name, error)
-
-
-def _resume(service: JobService, name: str) -> None:
-    job = service.store.get(name)
-    if job.phase == "starting":
-        with suppress(JobExists):
-            admission = service.resume(name)
-            in_background(partial(service.drive, admission, _ignore), name=f"start {name}")
-    elif job.phase == "stopping" and not service.is_driven(name):
-        in_background(partial(service.finish_stop, name), name=f"stop {name}")
 
 
 def _ignore(progress: Progress) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from functools import partial
+from dataclasses import replace
 from typing import Annotated
 
 import anyio
@@ -12,8 +12,8 @@ from fastapi.concurrency import run_in_threadpool
 from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from orchestrator.api import routes_events
-from orchestrator.api.background import in_background
 from orchestrator.api.examples import OPERATION, OPERATION_STREAM
+from orchestrator.api.long_calls import LongCalls
 from orchestrator.api.operation_schemas import (
     BEGUN,
     OperationList,
@@ -33,7 +33,7 @@ OfJob = Annotated[str | None, Query(description="Only those of this job.")]
 InState = Annotated[OperationState | None, Query(description="Only those in this state.")]
 
 
-def operation_routes(operations: OperationService) -> APIRouter:
+def operation_routes(operations: OperationService, calls: LongCalls) -> APIRouter:
     routes = APIRouter(prefix="/operations", tags=["operations"], responses=declared(404))
 
     @routes.get("")
@@ -63,7 +63,7 @@ def operation_routes(operations: OperationService) -> APIRouter:
         Answers once it is noted; may be asked again until it has ended."""
         found = await run_in_threadpool(operations.cancel, operation)
         if found.id.record == "start":
-            in_background(partial(operations.service.end, found.id.job), name=f"stop {found.id.job}")
+            calls.end(replace(found.id, record="stop"))
         point_to(response, operation)
         return operation_status(found)
 

@@ -9,7 +9,9 @@ restart the trainer begins again.
 
 from __future__ import annotations
 
+import asyncio
 import secrets
+import time
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -21,9 +23,11 @@ from orchestrator.api.problems import declared
 from orchestrator.api.wire import OpenTable, WireModel
 from orchestrator.errors import UpdateFailed, UpdateRefused, UpdateUnended
 from orchestrator.weight_service import PushOptions, WeightService
+from orchestrator.weights.journal import PushRecord
 
 ANSWERS_WITHIN_S = 280.0
 """vLLM's client gives up after 300 s."""
+LOOK_EVERY_S = 0.3
 
 InitInfo = Annotated[OpenTable, Body(embed=True, examples=[{}])]
 UpdateInfo = Annotated[OpenTable | list[OpenTable], Body(embed=True, examples=[{"source": SOURCE}])]
@@ -78,24 +82,27 @@ class RlhfSessions:
             raise UpdateRefused('update_info: one per version, {"source": ...} as a publisher gives it')
         session.source = infos[0]["source"]
 
-    def finish(self, name: str, version: str | None) -> Finished:
-        """Raises `UpdateFailed` where the fleet does not serve it, and `UpdateUnended` where that is not known yet."""
+    def push(self, name: str, version: str | None) -> PushRecord:
+        """What the session has named."""
         session = self._session(name)
         source = session.source
         if source is None:
             raise UpdateRefused("no source was named: call update_weights between start and finish")
         version = version or source.get("version") or f"update-{secrets.token_hex(6)}"
-        number = self._weights.push(name, version, source, PushOptions()).number
+        record = self._weights.push(name, version, source, PushOptions())
         # A trainer that gave up waiting and began again has another one by now.
         if self._open.get(name) is session:
             del self._open[name]
-        record = self._weights.wait(name, number, ANSWERS_WITHIN_S)
-        if record.outcome is None:
-            text = f"update {number} to {version!r} has not ended within {ANSWERS_WITHIN_S:.0f} s, and goes on"
-            raise UpdateUnended(f"{text}; GET /jobs/{name}/weights/updates/{number} says how it ends")
-        if record.outcome != "committed":
-            raise UpdateFailed(f"update {number} to {version!r} was {record.outcome}: {record.why}")
-        return Finished(message="Weight update finished", weight_version=version, update=number)
+        return record
+
+    async def finish(self, name: str, version: str | None) -> Finished:
+        """Raises `UpdateFailed` where the fleet does not serve it, and `UpdateUnended` where that is not known yet."""
+        record = await run_in_threadpool(self.push, name, version)
+        deadline = time.monotonic() + ANSWERS_WITHIN_S
+        while record.outcome is None and time.monotonic() < deadline:
+            await asyncio.sleep(LOOK_EVERY_S)
+            record = await run_in_threadpool(self._weights.record, name, record.number)
+        return _finished(record)
 
     def end(self, name: str) -> None:
         self._open.pop(name, None)
@@ -104,6 +111,16 @@ class RlhfSessions:
         if name not in self._open:
             raise UpdateRefused(f"no update of job {name!r} was started here: call start_weight_update first")
         return self._open[name]
+
+
+def _finished(record: PushRecord) -> Finished:
+    number, version = record.number, record.push.version
+    if record.outcome is None:
+        text = f"update {number} to {version!r} has not ended within {ANSWERS_WITHIN_S:.0f} s, and goes on"
+        raise UpdateUnended(f"{text}; GET /jobs/{record.job}/weights/updates/{number} says how it ends")
+    if record.outcome != "committed":
+        raise UpdateFailed(f"update {number} to {version!r} was {record.outcome}: {record.why}")
+    return Finished(message="Weight update finished", weight_version=version, update=number)
 
 
 def rlhf_routes(weights: WeightService) -> APIRouter:
@@ -128,9 +145,9 @@ def rlhf_routes(weights: WeightService) -> APIRouter:
         sessions.update(name, update_info)
         return Done(message="Weights updated")
 
-    @routes.post("/finish_weight_update", responses=declared(504))
+    @routes.post("/finish_weight_update")
     async def finish_weight_update(name: str, weight_version: VersionName = None) -> Finished:
-        return await run_in_threadpool(sessions.finish, name, weight_version)
+        return await sessions.finish(name, weight_version)
 
     @routes.post("/shutdown_weight_transfer_engine")
     async def shutdown_weight_transfer_engine(name: str) -> Done:

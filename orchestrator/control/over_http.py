@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from connectors.types import Role
 from orchestrator.api.audit_schemas import AuditBody, AuditStatus
 from orchestrator.api.event_schemas import EventList, EventStatus
+from orchestrator.api.operation_schemas import OperationStatus
 from orchestrator.api.problem_kinds import MEDIA_TYPE
 from orchestrator.api.replica_schemas import LeaveBody, RequestStatus, ScaleBody
 from orchestrator.api.schemas import JobList, JobStatus
@@ -30,7 +31,6 @@ from orchestrator.errors import HeadraceError, NoAnswer, ProblemAnswered
 from orchestrator.plan.types import JobPlan, plan_from_json
 from orchestrator.spec.difference import asked_for
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.records import SERVING, Phase
 from orchestrator.supervisor.interfaces import ProgressSink
 
 CONNECTS_WITHIN_S = 10.0
@@ -106,7 +106,7 @@ class HttpControlPlane:
         self._ask("DELETE", _path(name, "record"), timeout=ONCE_DONE)
 
     def names(self) -> list[str]:
-        return [job.name for job in self._jobs().jobs]
+        return [job.name for job in self._get(JobList, "/jobs").jobs]
 
     def job(self, name: str) -> JobStatus:
         return self._get(JobStatus, _path(name))
@@ -157,11 +157,9 @@ class HttpControlPlane:
         return self._get(RequestStatus, path, method="POST", json=LeaveBody(force=force).model_dump())
 
     def request_seen_through(self, name: str, number: int) -> RequestStatus:
-        while (request := self._get(RequestStatus, _path(name, "requests", number))).outcome is None:
-            if self._phase(name) not in SERVING:
-                break
-            time.sleep(LOOK_EVERY_S)
-        return request
+        path = _path(name, "requests", number)
+        self._await_end(self._get(RequestStatus, path).operation)
+        return self._get(RequestStatus, path)
 
     def push(self, name: str, body: PushBody) -> UpdateStatus:
         return self._get(UpdateStatus, _path(name, "weights"), method="POST", json=body.model_dump(mode="json"))
@@ -170,11 +168,9 @@ class HttpControlPlane:
         return self._get(UpdateStatus, _path(name, "weights", "updates", number), method="DELETE")
 
     def update_seen_through(self, name: str, number: int) -> UpdateStatus:
-        while (update := self._get(UpdateStatus, _path(name, "weights", "updates", number))).outcome is None:
-            if self._phase(name) not in SERVING:
-                break
-            time.sleep(LOOK_EVERY_S)
-        return update
+        path = _path(name, "weights", "updates", number)
+        self._await_end(self._get(UpdateStatus, path).operation)
+        return self._get(UpdateStatus, path)
 
     def weights(self, name: str) -> WeightsStatus:
         return self._get(WeightsStatus, _path(name, "weights"))
@@ -182,12 +178,11 @@ class HttpControlPlane:
     def updates(self, name: str, limit: int) -> UpdateList:
         return self._get(UpdateList, _path(name, "weights", "updates"), params={"limit": limit})
 
-    def _jobs(self) -> JobList:
-        return self._get(JobList, "/jobs")
-
-    def _phase(self, name: str) -> Phase | None:
-        """None where no such job is recorded."""
-        return next((job.phase for job in self._jobs().jobs if job.name == name), None)
+    def _await_end(self, operation: str) -> None:
+        """It ends with its job, if not before."""
+        path = f"/operations/{quote(operation, safe='')}"
+        while self._get(OperationStatus, path).state in ("pending", "running"):
+            time.sleep(LOOK_EVERY_S)
 
     def _get(self, model: type[Answer], path: str, *, method: str = "GET", **options: Any) -> Answer:
         return self._read(model, self._ask(method, path, **options).content)

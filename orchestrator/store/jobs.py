@@ -114,6 +114,12 @@ class JobStore:
         with self._database.reading() as connection:
             return [row["name"] for row in connection.execute("SELECT name FROM jobs ORDER BY name")]
 
+    def unended(self) -> dict[str, Phase]:
+        """The phases of all jobs that have not ended, by name."""
+        with self._database.reading() as connection:
+            query = f"SELECT name, phase FROM jobs WHERE phase NOT IN ({_marks(ENDED)}) ORDER BY name"
+            return {row["name"]: row["phase"] for row in connection.execute(query, ENDED)}
+
     def serving_names(self) -> list[str]:
         with self._database.reading() as connection:
             query = f"SELECT name FROM jobs WHERE phase IN ({_marks(SERVING)}) ORDER BY name"

@@ -13,10 +13,10 @@ from typing import Literal
 
 from deploy.unit import UnitRecord
 from orchestrator.errors import RequestRefused, RequestUnknown
-from orchestrator.plan.types import JobPlan, plan_from_json, plan_to_json
+from orchestrator.plan.types import JobPlan, plan_to_json
 from orchestrator.store.database import Database, is_in_phase, newest_of_outcome
 from orchestrator.store.events import Event, note
-from orchestrator.store.records import SERVING, StoredJob
+from orchestrator.store.records import SERVING, StoredJob, read_plan
 
 RequestKind = Literal["restart", "drain", "undrain", "scale"]
 RequestOutcome = Literal["done", "refused", "failed", "cancelled"]
@@ -153,10 +153,10 @@ class KeepingStore:
             return number
 
     def plan_of(self, job: str, number: int) -> JobPlan:
-        """Of a request that scales a role."""
+        """Of a request that scales a role. Raises `RecordUnreadable`."""
         query = "SELECT plan FROM replica_requests WHERE job = ? AND number = ?"
         with self._database.reading() as connection:
-            return plan_from_json(connection.execute(query, (job, number)).fetchone()["plan"])
+            return read_plan(job, connection.execute(query, (job, number)).fetchone()["plan"])
 
     def begin(self, job: str, number: int, now: float) -> None:
         """Before anything of it is done. One that was withdrawn is not begun."""

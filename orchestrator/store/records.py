@@ -23,7 +23,11 @@ ENDED: tuple[Phase, ...] = ("failed", "stopped")
 
 
 class RecordUnreadable(HeadraceError):
-    """A job was recorded by another version of Headrace."""
+    """A job, or something of it, was recorded by another version of Headrace."""
+
+    def __init__(self, job: str) -> None:
+        mend = f"stop it with `headrace down {job}` and start it again"
+        super().__init__(f"job {job!r} was recorded by another version of Headrace; {mend}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,5 +103,4 @@ def read_plan(name: str, text: str) -> JobPlan:
     try:
         return plan_from_json(text)
     except ValidationError as error:
-        mend = f"stop it with `headrace down {name}` and start it again"
-        raise RecordUnreadable(f"job {name!r} was recorded by another version of Headrace; {mend}") from error
+        raise RecordUnreadable(name) from error

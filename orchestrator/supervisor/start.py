@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from deploy.backend import Backend
 from deploy.logs import tail
-from deploy.probe import ProbeResult
-from deploy.unit import LaunchUnit, UnitStatus
+from deploy.unit import LaunchUnit
 from orchestrator.errors import JobFailed
 from orchestrator.plan.types import EnginePlan, JobPlan
 from orchestrator.store.jobs import JobStore, ended_event
@@ -28,10 +26,10 @@ from orchestrator.supervisor.interfaces import (
     UnitProgress,
 )
 from orchestrator.supervisor.log_cause import fence_not_loaded, likely_cause, missing_library
+from orchestrator.supervisor.probing import probe_units
 from orchestrator.supervisor.reconcile import UnitFailure, first_failure, next_step
 from orchestrator.supervisor.startup_checks import StartupFinding, caches_agree, pool_answers
 from orchestrator.supervisor.state import SeenUnit, UnitState, unit_state
-from orchestrator.supervisor.view import PROBES_AT_ONCE
 
 LOOK_EVERY_S = 0.3
 LOG_LINES_SHOWN = 15
@@ -149,15 +147,12 @@ class Starter:
                 self.store.events.note(job.name, ended_event(stored.record, status.exit_code))
         probed = {stored.record.name for stored in job.units if stored.ready_at is None}
         units = [unit for unit in job.plan.units if unit.name in probed and statuses[unit.name].alive]
-        with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
-            results = list(pool.map(lambda unit: self._probe(unit, statuses[unit.name]), units))
+        results = probe_units(units, statuses, self.probe)
         now = time.time()
-        ready = set()
-        for unit, result in zip(units, results, strict=True):
-            details[unit.name] = result.detail
-            if result.ready:
-                ready.add(unit.name)
-                self.store.set_ready(job.name, job.run_id, unit.name, now)
+        details.update((name, result.detail) for name, result in results.items())
+        ready = {name for name, result in results.items() if result.ready}
+        for name in ready:
+            self.store.set_ready(job.name, job.run_id, name, now)
         return {
             stored.record.name: SeenUnit(
                 started_at=stored.started_at,
@@ -168,9 +163,6 @@ class Starter:
             )
             for stored in job.units
         }
-
-    def _probe(self, unit: LaunchUnit, status: UnitStatus) -> ProbeResult:
-        return self.probe(unit.probe, status.members)
 
 
 def _probing_engine(plan: JobPlan) -> EnginePlan | None:

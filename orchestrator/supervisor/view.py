@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from connectors.pool_client import PoolUse
@@ -16,9 +15,9 @@ from orchestrator.store.jobs import JobStore
 from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import ENDED, JobHead, Phase, StoredJob
 from orchestrator.supervisor.interfaces import ReadinessProbe
+from orchestrator.supervisor.probing import probe_units
 from orchestrator.supervisor.state import UnitState
 
-PROBES_AT_ONCE = 16
 MOVING: tuple[Phase, ...] = ("starting", "stopping")
 """Phases in which a process works on the job."""
 DRIVER_LOOKS = 3
@@ -147,9 +146,7 @@ def look_at_units(job: StoredJob, backend: Backend, probe: ReadinessProbe) -> tu
     """Every process of the job: by pid and start, and by its probe where it lives."""
     statuses = backend.poll(job.run, job.records)
     living = [unit for unit in job.plan.units if unit.name in statuses and statuses[unit.name].alive]
-    with ThreadPoolExecutor(PROBES_AT_ONCE) as pool:
-        probed = pool.map(lambda unit: probe(unit.probe, statuses[unit.name].members), living)
-        results = dict(zip((unit.name for unit in living), probed, strict=True))
+    results = probe_units(living, statuses, probe)
     return tuple(_unit_view(unit, job, results) for unit in job.plan.units)
 
 

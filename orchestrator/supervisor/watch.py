@@ -8,9 +8,9 @@ the plan has and nobody has started yet is started as well, and what it has no m
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -18,7 +18,9 @@ from typing import Literal
 from deploy.backend import Backend
 from deploy.errors import DeployError
 from deploy.logs import tail
+from deploy.probe import ProbeResult
 from deploy.unit import LaunchUnit, UnitRecord, UnitStatus
+from orchestrator.background import in_background
 from orchestrator.errors import HeadraceError
 from orchestrator.plan.kinds import kinds_of
 from orchestrator.store.events import Event
@@ -28,6 +30,7 @@ from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import StoredJob, StoredUnit
 from orchestrator.supervisor.interfaces import ReadinessProbe
 from orchestrator.supervisor.log_cause import end_cause
+from orchestrator.supervisor.probing import probe_units
 from orchestrator.supervisor.restarts import Row, row_of
 from orchestrator.supervisor.start import LOG_LINES_READ
 from orchestrator.supervisor.stop import SWEEP_GRACE_S
@@ -67,7 +70,7 @@ class Watch:
         """The life of each whose death is on record as an event."""
         self._replaced: dict[str, str] = {}
         """Whose life is to make way for another one, though it lives."""
-        self._acting: threading.Thread | None = None
+        self._acting: Future[None] | None = None
         self.units: Mapping[str, StoredUnit] = {}
         """Those of the plan that were started, as they were at the last look."""
         self.surplus: Sequence[UnitRecord] = ()
@@ -84,7 +87,9 @@ class Watch:
         self.units = {stored.record.name: stored for stored in job.units if stored.record.name in self._units}
         self.surplus = [record for record in job.records if record.name not in self._units]
         statuses = self._backend.poll(job.run, job.records)
-        states = {name: self._state(stored, statuses[name]) for name, stored in self.units.items()}
+        coming_up = [self._units[name] for name, stored in self.units.items() if _comes_up(stored, statuses[name])]
+        probed = probe_units(coming_up, statuses, self._probe)
+        states = {name: self._state(stored, statuses[name], probed) for name, stored in self.units.items()}
         self.states = {name: states.get(name, "ended") for name in self._kinds}
         for name in self._units.keys() - self._ready.keys():
             self._ready[name] = None
@@ -114,13 +119,13 @@ class Watch:
         """The newest ends of a unit."""
         return row_of(self._kinds[name], self._ends.get(name, ()))
 
-    def _state(self, stored: StoredUnit, status: UnitStatus) -> LifeState:
+    def _state(self, stored: StoredUnit, status: UnitStatus, probed: Mapping[str, ProbeResult]) -> LifeState:
         unit = self._units[stored.record.name]
         if not status.alive:
             return "ended"
         if stored.ready_at is not None:
             return "ready"
-        if self._probe(unit.probe, status.members).ready:
+        if probed[unit.name].ready:
             self._store.set_ready(self._job.name, self._job.run_id, unit.name, time.time())
             return "ready"
         return "coming_up" if time.time() - stored.started_at < unit.ready_timeout_s else "ended"
@@ -170,17 +175,14 @@ class Watch:
             text = f"{name} is given up: {up.given_up[name]}"
             self._store.events.note(self._job.name, Event(kind="process_given_up", process=name, text=text))
         self.given_up = up.given_up
-        if self._acting is not None and self._acting.is_alive():
+        if self._acting is not None and not self._acting.done():
             return
         if up.start:
             name = up.start[0]
-            self._beside(partial(self._start, name, self.units[name].record if name in self.units else None))
+            before = self.units[name].record if name in self.units else None
+            self._acting = in_background(partial(self._start, name, before), f"{self._job.name}: start {name}")
         elif self.surplus:
-            self._beside(partial(self._remove, self.surplus))
-
-    def _beside(self, act: Callable[[], None]) -> None:
-        self._acting = threading.Thread(target=act, daemon=True)
-        self._acting.start()
+            self._acting = in_background(partial(self._remove, self.surplus), f"{self._job.name}: remove processes")
 
     def _start(self, name: str, before: UnitRecord | None) -> None:
         """End what is left of a unit's life before, if it had one, and start another."""
@@ -200,6 +202,9 @@ class Watch:
                 _log.info("%s was started%s", name, " again" if before else "")
         except (HeadraceError, DeployError) as error:
             self._fail(name, f"it could not be started: {error}")
+        except Exception as error:
+            self._fail(name, f"it could not be started: unexpected {type(error).__name__}: {error}")
+            raise
         finally:
             lock.release()
 
@@ -236,6 +241,10 @@ class Watch:
 
     def _may_act(self) -> bool:
         return self._store.is_serving(self._job.name, self._job.run_id)
+
+
+def _comes_up(stored: StoredUnit, status: UnitStatus) -> bool:
+    return status.alive and stored.ready_at is None
 
 
 def _listed(pids: Sequence[int]) -> str:

@@ -7,17 +7,19 @@ texts.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from connectors.vllm_plugin.weight_rules import LONGEST_WEIGHT_COMMAND
 from connectors.vllm_plugin.weights.settings import LoadMode
 from orchestrator.errors import UpdateRefused
 from orchestrator.spec.weights import InFlightMode, Strategy
 from orchestrator.store.events import Event
+from orchestrator.store.records import RecordUnreadable
 from orchestrator.store.updates import EndedUpdate, StoredRemark, StoredUpdate, UpdateStore
 from orchestrator.weights.told import events_of_record
 from orchestrator.weights.words import Outcome, Position
@@ -67,7 +69,7 @@ class Journal:
     """Of one coordinator, from its begin on."""
 
     def __init__(self, store: UpdateStore, job: str, run_id: str) -> None:
-        """Raises `CoordinatorReplaced` where the job is in another run."""
+        """Raises `CoordinatorReplaced` where the job is in another run, and `RecordUnreadable`."""
         self._store, self._job, self._run_id = store, job, run_id
         self._generation = store.take_over(job, run_id)
         self._newest = position_of(store, job)
@@ -108,9 +110,10 @@ def _ended(number: int, outcome: PushOutcome, why: str) -> EndedUpdate:
 
 
 def position_of(store: UpdateStore, job: str) -> Position | None:
-    """The newest record; None before the first."""
+    """The newest record; None before the first. Raises `RecordUnreadable`."""
     text = store.position(job)
-    return _POSITION.validate_json(text) if text else None
+    with _readable(job):
+        return _POSITION.validate_json(text) if text else None
 
 
 def ask_for(store: UpdateStore, job: str, run_id: str, push: Push) -> int:
@@ -128,7 +131,8 @@ def ask_for(store: UpdateStore, job: str, run_id: str, push: Push) -> int:
 
 
 def pushes_of(store: UpdateStore, job: str, limit: int) -> list[PushRecord]:
-    """The newest of the job's present run, in their order."""
+    """The newest of the job's present run, in their order. Raises `RecordUnreadable`, as all do that read pushes of
+    one job."""
     return [_push_record(each) for each in store.updates(job, limit)]
 
 
@@ -145,20 +149,35 @@ def newest_push(store: UpdateStore, job: str) -> PushRecord | None:
 
 
 def newest_pushes(store: UpdateStore, outcome: PushOutcome | None, job: str | None, limit: int) -> list[PushRecord]:
-    """Of one job, or of all; outcome None: those that have not ended. The newest first."""
-    return [_push_record(each) for each in store.newest_of_outcome(outcome or "", job, limit)]
+    """Of one job, or of all, without those that cannot be read; outcome None: those that have not ended. The newest
+    first."""
+    found = []
+    for each in store.newest_of_outcome(outcome or "", job, limit):
+        # What another version recorded of one job hides no other's.
+        with suppress(RecordUnreadable):
+            found.append(_push_record(each))
+    return found
 
 
 def _push_record(stored: StoredUpdate) -> PushRecord:
-    return PushRecord(
-        job=stored.job,
-        run_id=stored.run_id,
-        number=stored.number,
-        push=_PUSH.validate_json(stored.request),
-        asked_at=stored.asked_at,
-        begun_at=stored.begun_at,
-        outcome=_OUTCOME.validate_python(stored.outcome) if stored.outcome else None,
-        why=stored.why,
-        ended_at=stored.ended_at,
-        is_cancelled=stored.is_cancelled,
-    )
+    with _readable(stored.job):
+        return PushRecord(
+            job=stored.job,
+            run_id=stored.run_id,
+            number=stored.number,
+            push=_PUSH.validate_json(stored.request),
+            asked_at=stored.asked_at,
+            begun_at=stored.begun_at,
+            outcome=_OUTCOME.validate_python(stored.outcome) if stored.outcome else None,
+            why=stored.why,
+            ended_at=stored.ended_at,
+            is_cancelled=stored.is_cancelled,
+        )
+
+
+@contextmanager
+def _readable(job: str) -> Iterator[None]:
+    try:
+        yield
+    except ValidationError as error:
+        raise RecordUnreadable(job) from error

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import httpx
 import msgspec
@@ -22,6 +22,7 @@ from router.core.finished import AuditOutcome, FinishedRequest
 from router.core.fleet import ReplicaView
 from router.core.gate import GateState
 
+Answer = TypeVar("Answer")
 CALL_S = 10.0
 """Beyond the time that a command gives the router."""
 SHOWN = 300
@@ -47,6 +48,30 @@ class RouterTraffic:
     admitted: int
     """Requests that engines work on."""
     replicas: tuple[ReplicaView, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Replica(ReplicaFacts):
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    """What of /state a coordinator goes by."""
+
+    gate: GateState
+    order: Order
+    replicas: tuple[_Replica, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Drained:
+    legs_in_flight: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Finished:
+    requests: list[FinishedRequest]
 
 
 class RouterClient:
@@ -75,19 +100,19 @@ class RouterClient:
         self._http.close()
 
     def state(self) -> RouterFacts:
-        answer = self._call("GET", "/state", None, 0.0)
+        state = self._state(_State)
         replicas = {
-            each["name"]: ReplicaFacts(instance=each["instance"], epoch=each["epoch"], draining=each["draining"])
-            for each in answer["replicas"]
+            each.name: ReplicaFacts(instance=each.instance, epoch=each.epoch, draining=each.draining)
+            for each in state.replicas
         }
-        return RouterFacts(gate=answer["gate"], replicas=replicas)
+        return RouterFacts(gate=state.gate, replicas=replicas)
 
     def traffic(self) -> RouterTraffic:
-        return msgspec.convert(self._call("GET", "/state", None, 0.0), RouterTraffic)
+        return self._state(RouterTraffic)
 
     def newest_order(self) -> Order:
         """Of the newest command that it took: one that is given in its name is not older."""
-        return Order(*self._call("GET", "/state", None, 0.0)["order"])
+        return self._state(_State).order
 
     def replicas(self) -> dict[str, ReplicaView]:
         """By name, with their load."""
@@ -95,11 +120,11 @@ class RouterClient:
 
     def finished(self) -> list[FinishedRequest]:
         """Those that were kept for an audit."""
-        return msgspec.convert(self._call("GET", "/finished", None, 0.0)["requests"], list[FinishedRequest])
+        return self._call("GET", "/finished", None, 0.0, _Finished).requests
 
     def tell_audited(self, outcomes: Mapping[AuditOutcome, int]) -> None:
         """How many requests had which outcome, for the metrics."""
-        self._call("POST", "/audited", {"outcomes": outcomes}, 0.0)
+        self._call("POST", "/audited", {"outcomes": outcomes}, 0.0, object)
 
     def set_gate(self, gate: GateState, order: Order, timeout_s: float) -> None:
         self._command("/gate", order, timeout_s, gate=gate, timeout_s=timeout_s)
@@ -109,9 +134,8 @@ class RouterClient:
 
     def drain(self, name: str, order: Order, *, draining: bool, timeout_s: float) -> int:
         """How many legs the replica has left after `timeout_s`."""
-        path = f"/replicas/{name}/drain"
-        answer = self._command(path, order, timeout_s, draining=draining, timeout_s=timeout_s)
-        return int(answer["legs_in_flight"])
+        body = {"draining": draining, "timeout_s": timeout_s, **order._asdict()}
+        return self._call("POST", f"/replicas/{name}/drain", body, timeout_s, _Drained).legs_in_flight
 
     def add(self, name: str, role: Role, url: str, order: Order) -> None:
         """It gets no requests before an epoch was published for it."""
@@ -119,28 +143,31 @@ class RouterClient:
 
     def remove(self, name: str, order: Order) -> None:
         """What still runs on it is lost."""
-        self._call("DELETE", f"/replicas/{name}", order._asdict(), 0.0)
+        self._call("DELETE", f"/replicas/{name}", order._asdict(), 0.0, object)
 
     def publish(self, epoch: int, version: str, instances: Mapping[str, str], order: Order, *, committed: int) -> None:
         """Tell who holds these weights: instances by replica."""
         replicas = [{"name": name, "instance": instance} for name, instance in instances.items()]
         self._command("/epochs", order, 0.0, epoch=epoch, version=version, committed=committed, replicas=replicas)
 
-    def _command(self, path: str, order: Order, within_s: float, **fields: object) -> dict[str, Any]:
-        return self._call("POST", path, {**fields, **order._asdict()}, within_s)
+    def _command(self, path: str, order: Order, within_s: float, **fields: object) -> None:
+        self._call("POST", path, {**fields, **order._asdict()}, within_s, object)
+
+    def _state(self, kind: type[Answer]) -> Answer:
+        return self._call("GET", "/state", None, 0.0, kind)
 
     def _call(
-        self, method: Literal["GET", "POST", "DELETE"], path: str, body: object, within_s: float
-    ) -> dict[str, Any]:
+        self, method: Literal["GET", "POST", "DELETE"], path: str, body: object, within_s: float, kind: type[Answer]
+    ) -> Answer:
         try:
             reply = self._http.request(method, path, json=body, timeout=within_s + CALL_S)
         except httpx.HTTPError as error:
             raise RouterCallFailed(f"{method} {path}: {str(error) or type(error).__name__}") from error
         if not reply.is_success:
-            kind = RouterRefused if reply.is_client_error else RouterCallFailed
-            raise kind(f"{method} {path} answered {reply.status_code}: {reply.text[:SHOWN]}")
+            failure = RouterRefused if reply.is_client_error else RouterCallFailed
+            raise failure(f"{method} {path} answered {reply.status_code}: {reply.text[:SHOWN]}")
         try:
-            answer: dict[str, Any] = reply.json()
-        except ValueError as error:
-            raise RouterCallFailed(f"{method} {path}: {reply.text[:SHOWN]}") from error
-        return answer
+            return msgspec.json.decode(reply.content, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            # Another program listens there, or a router of another version.
+            raise RouterCallFailed(f"{method} {path}: {error}: {reply.text[:SHOWN]}") from error

@@ -11,9 +11,9 @@ from dataclasses import replace
 import httpx
 
 from connectors.types import Role
+from orchestrator.all_jobs import AllJobs
 from orchestrator.store.keeping import ReplicaRequest
 from orchestrator.store.records import StoredJob
-from orchestrator.supervision import supervise_all
 from orchestrator.supervisor.restarts import RestartPolicy
 from orchestrator.weight_service import PushOptions
 from tests.fakes.fake_launch import FakeFleet
@@ -45,7 +45,7 @@ def serving(fleet: FakeFleet, *, launch: Mapping[str, object] | None = None, **l
 @contextmanager
 def supervised(fleet: FakeFleet) -> Iterator[None]:
     stopping = threading.Event()
-    thread = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
+    thread = threading.Thread(target=AllJobs(fleet.service(), stopping).keep)
     thread.start()
     try:
         yield

@@ -312,6 +312,7 @@ def test_a_start_that_another_process_drives_is_left_to_it(fleet: FakeFleet) -> 
     service = fleet.service()
     admission = service.admit(fleet.spec())
     with serving(build_app(service, NOBODY)):
+        time.sleep(0.1)
         assert fleet.machine.started == []
     service.drive(admission, fleet.shown.append)
     assert sorted(fleet.machine.started) == sorted(unit.name for unit in fleet.plan().units)

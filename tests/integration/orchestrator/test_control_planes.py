@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.access import Access
 from orchestrator.api.problem_kinds import MEDIA_TYPE
@@ -129,6 +130,31 @@ def test_readmission_takes_a_router_that_keeps_tokens(fleet: FakeFleet, control:
         control.push("demo", push)
     assert exit_code_of(refusal.value) == ExitCode.REFUSED
     assert control.updates("demo", 9).updates == []
+
+
+@pytest.mark.parametrize("what", ["request", "update"])
+def test_whoever_waits_asks_for_nothing_else_and_no_longer_than_the_job_lives(
+    fleet: FakeFleet, serve: Callable[[Any], httpx.Client], what: str
+) -> None:
+    fleet.record(fleet.plan(weights={}))
+    fleet.bring_up()
+    app, asked = build_app(fleet.service(), Access({TOKEN: "admin"})), list[str]()
+
+    async def noting(scope: Any, receive: Any, send: Any) -> None:
+        asked.append(scope["path"])
+        if len(asked) == 4:
+            await run_in_threadpool(fleet.service().stop, "demo")
+        await app(scope, receive, send)
+
+    control = HttpControlPlane(str(serve(noting).base_url), TOKEN, is_local=True)
+    if what == "request":
+        control.request_seen_through("demo", control.restart("demo", "router", force=True).number)
+    else:
+        push = PushBody(source={"transport": "path", "path": "/checkpoints/1"}, version="v1")
+        control.update_seen_through("demo", control.push("demo", push).number)
+    one, operation = asked[1], asked[2]
+    assert operation.startswith("/operations/demo:")
+    assert asked[1:] == [one, operation, operation, one]
 
 
 def test_a_silent_control_plane(tmp_path: Path) -> None:

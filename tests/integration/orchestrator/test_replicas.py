@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -265,6 +266,32 @@ def test_a17_a_prefill_engine_whose_handoffs_fail_since_a_peer_came_back_is_drai
         until(lambda: usable(fleet) == set(fleet.receivers.engines))
         time.sleep(0.1)
         assert lives(fleet, "prefill-0") == 2, "another restart would change nothing"
+
+
+def test_a17_somebody_who_asks_for_the_same_meanwhile_does_not_end_the_supervision(
+    fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask, others = fleet.keeping.ask, iter(["somebody asked for it"])
+
+    def asked_before(*given: Any, **named: Any) -> int:
+        for why in others:
+            ask(*given, **{**named, "why": why})
+        return ask(*given, **named)
+
+    monkeypatch.setattr(fleet.keeping, "ask", asked_before)
+    with supervised(fleet):
+        fleet.receivers.handoffs_failed = {"prefill-0": 3}
+        fleet.machine.kill("decode-1")
+        until(lambda: fleet.replicas().requests("demo") != [])
+        assert ended(fleet, fleet.replicas().request("demo", 1)).outcome == "done"
+    assert [each.event.kind for each in fleet.store.events.since(0, 1000, "demo")].count("job_adopted") == 1
+
+
+def test_a_look_outside_that_fails_holds_up_no_request(fleet: FakeFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = fleet.replicas().restart("demo", "mooncake-master", force=True)
+    monkeypatch.setattr(fleet.receivers, "outside", lambda: {}["broken"])
+    with supervised(fleet):
+        assert ended(fleet, request).outcome == "done"
 
 
 def test_a31_a_storage_client_that_the_master_does_not_count_is_started_again(

@@ -8,11 +8,15 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from deploy.local.backend import LocalBackend
+from orchestrator.control.over_http import HttpControlPlane
+from orchestrator.errors import ProblemAnswered
+from orchestrator.exit_codes import ExitCode, exit_code_of
 from orchestrator.store.database import Database
 from orchestrator.store.jobs import JobStore
 from tests.fakes.stub_job import PROCESSES, free_ports, record, run, stub_plan
@@ -112,6 +116,26 @@ def test_told_to_end_it_ends_its_streams_and_a_second_one_is_refused(
         serve.process.terminate()
         assert [line for line in lines if line.startswith("data: ")] != []
     serve.process.wait(WAIT_S)
+    assert "Traceback" not in (serve.home / "serve.log").read_text()
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_told_to_end_it_waits_for_no_call_that_takes_long(serve: Serve, store: JobStore, sent: signal.Signals) -> None:
+    backend = LocalBackend()
+    plan = stub_plan(serve.home, "stub", free_ports(3), "--ignore-term", stop_grace_s=10 * WAIT_S)
+    job = run(store, backend, plan)
+    quick = "from orchestrator import cli, cli_serve; cli_serve.LAST_REPLIES_S = 1; cli.main()"
+    serve.command[1:3] = ["-c", quick]
+    serve.start()
+    control = HttpControlPlane(str(serve.client.base_url), "secret", is_local=True)
+    with ThreadPoolExecutor(1) as beside:
+        stopping = beside.submit(control.stop, "stub", lambda _text: None)
+        until("it stops", lambda: store.get("stub").phase == "stopping")
+        serve.end(sent)
+        with pytest.raises(ProblemAnswered, match="ends before this is done.*may go on") as unanswered:
+            stopping.result()
+    assert exit_code_of(unanswered.value) == ExitCode.NO_ANSWER
+    assert backend.stop(job.run, job.records, 0.0) == ()
     assert "Traceback" not in (serve.home / "serve.log").read_text()
 
 

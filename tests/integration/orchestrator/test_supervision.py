@@ -254,7 +254,7 @@ def test_a_router_that_died_is_started_again_and_told_everything(fleet: FakeFlee
         until(lambda: is_whole(fleet, FIRST_VERSION, 1))
 
 
-@pytest.mark.parametrize("call", ["serving_names", "is_serving", "get"])
+@pytest.mark.parametrize("call", ["unended", "is_serving", "get"])
 def test_a_database_that_is_locked_for_a_while_ends_no_supervision(
     fleet: FakeFleet, job: StoredJob, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:

@@ -176,9 +176,9 @@ def test_what_comes_while_a_trainer_finishes_is_not_undone(fleet: FakeFleet, api
     sessions = routes_rlhf.RlhfSessions(weights)
     sessions.start("demo")
     sessions.update("demo", {"source": SOURCE})
-    assert sessions.finish("demo", None).update == 1
+    assert sessions.push("demo", None).number == 1
     with pytest.raises(UpdateRefused, match="no source was named" if call == "start" else "was started here"):
-        sessions.finish("demo", None)
+        sessions.push("demo", None)
 
 
 @pytest.mark.parametrize(

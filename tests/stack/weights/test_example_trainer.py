@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from connectors.weights.store import StoreTransport
 from connectors.weights.tensors import Piece
 from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
-from orchestrator.supervision import supervise_all
 from tests.fakes.fake_launch import FakeFleet
 from tests.fakes.tiny_model import make_tiny_model
 from tests.integration.orchestrator.serving import serving
@@ -118,13 +116,8 @@ def job_url(tmp_path: Path) -> Iterator[str]:
     fleet = FakeFleet(tmp_path)
     fleet.record(fleet.plan(weights={}))
     fleet.supervision().open(fleet.bring_up())
-    stopping = threading.Event()
-    supervising = threading.Thread(target=supervise_all, args=(fleet.supervision(), stopping))
-    supervising.start()
     with serving(build_app(fleet.service(), Access({"the-token": "admin"}))) as api:
         yield f"{api.base_url}/jobs/demo"
-    stopping.set()
-    supervising.join()
 
 
 def test_it_updates_a_job_and_says_how_that_ended(

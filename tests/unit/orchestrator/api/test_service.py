@@ -9,12 +9,10 @@ from pathlib import Path
 import pytest
 
 from deploy.errors import PortTaken
-from orchestrator.api.routes_job import resume_starts
 from orchestrator.errors import JobExists, JobFailed, JobUnknown, PlanRefused, Unsupported
 from orchestrator.plan.facts import ClusterFacts
 from orchestrator.service import RUNS_KEPT
 from orchestrator.spec.job import JobSpec
-from orchestrator.store.database import Database
 from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import StoredJob
 from tests.fakes.fake_launch import NOW, FakeFleet
@@ -250,13 +248,3 @@ def test_a_stop_is_on_record_before_it_is_answered(fleet: FakeFleet) -> None:
     assert service.stop("demo").phase == "stopped"
     service.begin_stop("demo")
     assert fleet.store.get("demo").phase == "stopped"
-
-
-def test_an_unreadable_record_does_not_keep_the_api_from_starting(
-    fleet: FakeFleet, caplog: pytest.LogCaptureFixture
-) -> None:
-    fleet.record()
-    with Database(fleet.home).transaction() as connection:
-        connection.execute("UPDATE jobs SET plan = '{}'")
-    resume_starts(fleet.service())
-    assert "demo: not resumed" in caplog.text

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 
+from deploy.probe import ProbeResult
+from deploy.unit import Probe
 from orchestrator.store.keeping import life_of
 from orchestrator.store.locks import DriverLock
 from orchestrator.supervisor import restarts
@@ -199,3 +202,28 @@ def test_a_driver_goes_first(fleet: FakeFleet, watch: Watch) -> None:
     assert fleet.machine.started.count("decode-0") == 1
     lock.release()
     looks_until(watch, lambda: fleet.machine.started.count("decode-0") == 2)
+
+
+def test_a_start_that_fails_in_a_way_that_nobody_foresaw_is_the_end_of_a_life(
+    fleet: FakeFleet, watch: Watch, quick: RestartPolicy
+) -> None:
+    fleet.machine.on_start = lambda _name: {}["broken"]
+    fleet.machine.kill("decode-0")
+    looks_until(watch, lambda: "decode-0" in watch.given_up)
+    causes = [end.cause for end in fleet.keeping.ends("demo")["decode-0"]]
+    assert causes[-1] == "it could not be started: unexpected KeyError: 'broken'"
+
+
+def test_those_that_come_up_are_probed_side_by_side(fleet: FakeFleet) -> None:
+    with fleet.database.transaction() as connection:
+        connection.execute("UPDATE units SET ready_at = NULL")
+    all_at_once = threading.Barrier(len(UNITS))
+
+    def probe(_probe: Probe, _members: Sequence[int]) -> ProbeResult:
+        all_at_once.wait(10)
+        return ProbeResult(ready=True, detail="answers")
+
+    watch = Watch(
+        store=fleet.store, keeping=fleet.keeping, backend=fleet.backend(), probe=probe, job=fleet.store.get("demo")
+    )
+    assert {news.unit for news in watch.look() if news.what == "ready"} == set(UNITS)

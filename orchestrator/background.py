@@ -1,0 +1,36 @@
+"""What goes on beside whoever began it: the acts of the API's routes, and what `supervisor/watch.py` and
+`replica_keeper.py` do beside their turns."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+from orchestrator.errors import HeadraceError
+
+Outcome = TypeVar("Outcome")
+_LOG = logging.getLogger(__name__)
+
+
+def in_background(act: Callable[[], Outcome], name: str) -> Future[Outcome]:
+    """In a thread of its own, which keeps no process from ending. The log has how it failed, whether or not somebody
+    waits for its outcome."""
+    outcome: Future[Outcome] = Future()
+    # From here on nobody who waits for it can cancel it.
+    outcome.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            outcome.set_result(act())
+        except HeadraceError as error:
+            _LOG.warning("%s: %s", name, error)
+            outcome.set_exception(error)
+        except Exception as error:
+            _LOG.exception("%s failed in a way that was not foreseen", name)
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return outcome
