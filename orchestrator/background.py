@@ -28,7 +28,8 @@ def in_background(act: Callable[[], Outcome], name: str) -> Future[Outcome]:
         except HeadraceError as error:
             _LOG.warning("%s: %s", name, error)
             outcome.set_exception(error)
-        except Exception as error:
+        except BaseException as error:
+            # Whatever it is: somebody may wait for the outcome.
             _LOG.exception("%s failed in a way that was not foreseen", name)
             outcome.set_exception(error)
 
