@@ -20,8 +20,12 @@ from orchestrator.api.schemas import JobStatus
 from orchestrator.api.weight_schemas import UpdateList, UpdateStatus, WeightsStatus
 from orchestrator.api.wire import WireModel
 from orchestrator.cli import app
+from orchestrator.store.database import Database
+from orchestrator.store.updates import UpdateStore
+from orchestrator.weights.journal import position_of
 from tests.fakes.stub_control_plane import stub_service
 from tests.integration.orchestrator.control_plane import running_control_plane
+from tests.integration.orchestrator.kept_fleet import until
 from tests.unit.orchestrator.cli_runs import JOB, Cli, Said
 
 UPDATABLE = JOB + '[weights]\nin_flight = "wait"\nlimits = {{grace = 0.05, again = 0.02, tries = 1}}\n'
@@ -96,6 +100,8 @@ class Way:
             if told:
                 self._monkeypatch.setenv("HEADRACE_URL", told)
                 self._monkeypatch.setenv("HEADRACE_API_TOKEN", TOKEN)
+            if command.startswith("weights status"):
+                _await_purge(home)
             found = self._cli(*command.split(), code=code)
             if model is not None:
                 model.model_validate_json(found.stdout)
@@ -103,6 +109,12 @@ class Way:
             is_told = not command.startswith(("events demo --", "drain demo decode-0")) and "doctor" not in command
             said.append((command, _comparable(found, home) if is_told else ""))
         return said
+
+
+def _await_purge(home: Path) -> None:
+    """An update has ended once it is committed; what it leaves behind in the pool goes after that."""
+    updates = UpdateStore(Database(home))
+    until(lambda: (position := position_of(updates, "demo")) is not None and position.course is None)
 
 
 def _comparable(said: Said, home: Path) -> str:

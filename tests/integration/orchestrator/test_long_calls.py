@@ -111,7 +111,7 @@ def test_a_trainer_that_waits_for_its_update(fleet: FakeFleet, ask: Ask) -> None
     assert ask("POST", f"{path}/start_weight_update").result().status_code == 200
     assert ask("POST", f"{path}/update_weights", json={"update_info": {"source": SOURCE}}).result().status_code == 200
     finish = ask("POST", f"{path}/finish_weight_update")
-    until(lambda: fleet.weights().history("demo") != [])
+    until(lambda: fleet.weights().history("demo", 1) != [])
     assert ask("GET", f"{path}/weight_info").result().json() == {"weight_version": "initial"}
     fleet.receivers.silent = set()
     assert finish.result().json()["weight_version"] == "step-1"

@@ -282,7 +282,7 @@ def test_a17_somebody_who_asks_for_the_same_meanwhile_does_not_end_the_supervisi
     with supervised(fleet):
         fleet.receivers.handoffs_failed = {"prefill-0": 3}
         fleet.machine.kill("decode-1")
-        until(lambda: fleet.replicas().requests("demo") != [])
+        until(lambda: fleet.replicas().requests("demo", 1) != [])
         assert ended(fleet, fleet.replicas().request("demo", 1)).outcome == "done"
     assert [each.event.kind for each in fleet.store.events.since(0, 1000, "demo")].count("job_adopted") == 1
 
