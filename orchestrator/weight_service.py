@@ -16,10 +16,11 @@ from orchestrator.errors import UpdateRefused, UpdateUnknown
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.weights import InFlightMode, Strategy, Transport
 from orchestrator.store.jobs import JobStore
+from orchestrator.store.keeping import drained
 from orchestrator.store.records import SERVING
 from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
-from orchestrator.weights.groups import rolling_refusal
+from orchestrator.weights.groups import update_refusal
 from orchestrator.weights.journal import Push, PushRecord, ask_for, newest_push, position_of, push_of, pushes_of
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Position
@@ -95,7 +96,8 @@ class WeightService:
             problem = f"the job was started with {plan.weights.in_flight!r}, so its router keeps no tokens of streams"
             raise UpdateRefused(f'in_flight is "readmit": {problem}; {mend}')
         fleet = {engine.name: engine.role for engine in plan.engines}
-        if push.strategy == "rolling" and (refusal := rolling_refusal(fleet, wipes_pool=plan.wipes_pool)):
+        gone = drained(self.supervision.keeping.requests(plan.job))
+        if refusal := update_refusal(fleet, gone, push.strategy, wipes_pool=plan.wipes_pool):
             raise UpdateRefused(refusal)
 
     def cancel(self, name: str, number: int) -> PushRecord:
