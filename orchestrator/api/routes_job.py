@@ -81,10 +81,10 @@ def job_routes(service: JobService) -> APIRouter:
         drain of a stop that is under way."""
         if mode == "drain":
             await run_in_threadpool(service.begin_drain, name, limit_s)
-        else:
+        elif not wait:
             await run_in_threadpool(service.begin_stop, name)
         if wait:
-            await run_in_threadpool(service.end, name)
+            await run_in_threadpool(service.stop if mode == "now" else service.end, name)
         else:
             in_background(partial(service.end, name), name=f"stop {name}")
             response.status_code = 202
