@@ -25,7 +25,7 @@
     ├── NoAnswer                a control plane is silent: nobody knows what it has done of what was asked
     ├── ProblemAnswered         a control plane has answered so
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
-    ├── StopIncomplete          processes could not be ended (supervisor/stop.py)
+    ├── StopIncomplete          processes could not be ended, or their end not recorded (supervisor/stop.py)
     ├── PortsReserved           another job was recorded with these ports meanwhile: plan again (store/jobs.py)
     ├── RecordUnreadable        a record was written by another version (store/records.py)
     ├── StateInUse              another control plane runs on the state folder (store/locks.py)

@@ -113,7 +113,8 @@ def _restart(sight: RequestSight, *, may_end: bool) -> Act:
 
 
 def _begin(sight: RequestSight) -> Act:
-    if sight.is_updating and sight.kind == "engine":
+    # Not whoever comes back: the update may need it.
+    if sight.is_updating and sight.kind == "engine" and sight.request.kind != "undrain":
         return "wait"
     return Refuse(why=sight.refusal) if sight.refusal else "begin"
 

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from connectors.pool_client import PoolUse
@@ -92,6 +93,8 @@ class JobService:
     driver_wait_s: float = DRIVER_WAIT_S
     doing: dict[str, str] = field(default_factory=dict)
     """What the starts that this service drives are at, by job."""
+    unrecorded: dict[str, str] = field(default_factory=dict)
+    """Why starts have failed, by run, where the record may not say it."""
 
     def plan(self, spec: JobSpec) -> JobPlan:
         """The plan as it would be started now. Starts nothing.
@@ -187,12 +190,12 @@ class JobService:
         except Overtaken:
             raise JobFailed(f"job {name!r} was stopped by another command while it was coming up") from None
         except (JobFailed, JobUnknown, DeployError, StateUnusable) as error:
-            raise JobFailed(self._end(backend, admission, "failed", str(error))) from error
+            raise JobFailed(self._end(backend, admission, "failed", str(error), show)) from error
         except Exception as error:
-            self._end(backend, admission, "failed", f"unexpected {type(error).__name__}: {error}")
+            self._end(backend, admission, "failed", f"unexpected {type(error).__name__}: {error}", show)
             raise
         except BaseException:
-            self._end(backend, admission, "stopped", "its start was interrupted")
+            self._end(backend, admission, "stopped", "its start was interrupted", show)
             raise
         finally:
             self.doing.pop(name, None)
@@ -242,11 +245,18 @@ class JobService:
             _drop_old_logs(job.run.log_dir)
             backend.prepare(job.run, job.plan.units, job.plan.files)
 
-    def _end(self, backend: Backend, admission: Admission, phase: Phase, reason: str) -> str:
-        """End all that was started. Returns the reason, and what could not be ended."""
+    def _end(self, backend: Backend, admission: Admission, phase: Phase, reason: str, show: ProgressSink) -> str:
+        """End all that was started; an interruption begins that anew, once. Returns the reason, and what is left."""
+        name = admission.job.name
+        end = partial(stop_job, self.store, backend, name, end_phase=phase, reason=reason, held=admission.lock)
         try:
-            stop_job(self.store, backend, admission.job.name, end_phase=phase, reason=reason, held=admission.lock)
-        except StopIncomplete as error:
+            try:
+                end()
+            except KeyboardInterrupt:
+                show(Progress(units=(), now_doing=f"ending {name}; interrupt again to leave it as it is"))
+                end()
+        except (StopIncomplete, StateUnusable) as error:
+            self.unrecorded[admission.job.run_id] = reason
             return f"{reason}\n  {error}"
         return reason
 
@@ -266,6 +276,8 @@ class JobService:
         view = view_job(self.store, name, self.backend(), self.probe)
         events = tuple(self.store.events.newest(EVENTS_SHOWN, name))
         view = replace(view, events=events, now_doing=self.doing.get(name, ""))
+        if view.phase == "abandoned" and (cause := self.unrecorded.get(view.job.run_id)) and cause not in view.reason:
+            view = replace(view, reason=f"{cause}; {view.reason}")
         if view.phase in SERVING and (troubles := self.replicas.troubles(view)):
             view = replace(view, phase="degraded", reason="; ".join(filter(None, [view.reason, *troubles])))
         position = self.weights.position(name)
@@ -305,9 +317,12 @@ class JobService:
 
         Raises:
             JobUnknown: none is recorded.
-            StopIncomplete: processes are left; the text names their pids.
+            StopIncomplete: processes are left, and the text names their pids; or all have ended, and the record is
+                stale.
         """
-        self.begin_stop(name)
+        # What cannot be recorded is done all the same, and said then.
+        with suppress(StateUnusable):
+            self.begin_stop(name)
         return self.end(name, say)
 
     def begin_stop(self, name: str) -> None:

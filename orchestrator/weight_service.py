@@ -17,10 +17,11 @@ from orchestrator.outcomes import ended_within, seen_through
 from orchestrator.plan.types import JobPlan
 from orchestrator.spec.weights import InFlightMode, Strategy, Transport
 from orchestrator.store.jobs import JobStore
+from orchestrator.store.keeping import drained
 from orchestrator.store.records import SERVING, StoredJob
 from orchestrator.store.updates import StoredRemark, UpdateStore
 from orchestrator.supervision import Supervision
-from orchestrator.weights.groups import rolling_refusal
+from orchestrator.weights.groups import update_refusal
 from orchestrator.weights.journal import Push, PushRecord, ask_for, newest_push, position_of, push_of, pushes_of
 from orchestrator.weights.receivers import FIRST_VERSION
 from orchestrator.weights.words import Position
@@ -94,7 +95,8 @@ class WeightService:
             mend = 'push with another, or start the job with weights.in_flight = "readmit"'
             problem = f"the job was started with {plan.weights.in_flight!r}, so its router keeps no tokens of streams"
             raise UpdateRefused(f'in_flight is "readmit": {problem}; {mend}')
-        if push.strategy == "rolling" and (refusal := rolling_refusal(plan.fleet, wipes_pool=plan.wipes_pool)):
+        gone = drained(self.supervision.keeping.requests(plan.job))
+        if refusal := update_refusal(plan.fleet, gone, push.strategy, wipes_pool=plan.wipes_pool):
             raise UpdateRefused(refusal)
 
     def cancel(self, name: str, number: int) -> PushRecord:

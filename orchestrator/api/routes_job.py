@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -19,6 +20,7 @@ from orchestrator.api.traffic_schemas import TrafficStatus, traffic_status
 from orchestrator.background import in_background
 from orchestrator.operations import id_of
 from orchestrator.service import JobService
+from orchestrator.store.home import StateUnusable
 from orchestrator.supervisor.interfaces import Progress
 
 Wait = Annotated[bool, Query(description="Until all has ended; else answer once it is noted.")]
@@ -80,6 +82,10 @@ def job_routes(service: JobService, calls: LongCalls) -> APIRouter:
         drain of a stop that is under way."""
         if mode == "drain":
             await run_in_threadpool(service.begin_drain, name, limit_s)
+        elif wait:
+            # What cannot be recorded is done all the same, and said then.
+            with suppress(StateUnusable):
+                await run_in_threadpool(service.begin_stop, name)
         else:
             await run_in_threadpool(service.begin_stop, name)
         job = await run_in_threadpool(service.store.get, name)

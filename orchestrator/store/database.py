@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from deploy.local.process_table import RUN_ID_VARIABLE
 from orchestrator.store.home import StateUnusable, refuse_network_file_system
 
 SCHEMA = "0007"
@@ -103,7 +104,7 @@ class Database:
         except sqlite3.DatabaseError as error:
             # Its other kinds speak of a statement that is wrong, which is our mistake.
             if type(error) in (sqlite3.OperationalError, sqlite3.DatabaseError):
-                raise StateUnusable(self._path, error) from error
+                raise _unusable(self._path, error) from error
             raise
         finally:
             # A connection that is closed before its COMMIT rolls back.
@@ -132,6 +133,19 @@ def newest_of_outcome(
     of = "outcome = :outcome ORDER BY asked_at" if job is None else "job = :job AND +outcome = :outcome ORDER BY number"
     query = f"{select} WHERE {of} DESC LIMIT :limit"
     return connection.execute(query, {"job": job, "outcome": outcome, "limit": limit}).fetchall()
+
+
+def _unusable(path: Path, error: sqlite3.DatabaseError) -> StateUnusable:
+    match getattr(error, "sqlite_errorcode", 0) & 0xFF:
+        case sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CORRUPT:
+            mend = f"end the processes of its jobs, whose environment has {RUN_ID_VARIABLE}, and move the file away"
+        case sqlite3.SQLITE_FULL:
+            mend = "make room on its disk"
+        case sqlite3.SQLITE_IOERR:
+            mend = "see whether its disk is full or failing"
+        case _:
+            return StateUnusable(path, error)
+    return StateUnusable(path, error, mend)
 
 
 def _schema(connection: sqlite3.Connection) -> str:

@@ -11,6 +11,7 @@ from deploy.backend import Backend
 from deploy.unit import UnitRecord
 from orchestrator.errors import HeadraceError
 from orchestrator.spec.job import LaunchSpec
+from orchestrator.store.home import StateUnusable
 from orchestrator.store.jobs import JobStore, ended_event
 from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import ENDED, Phase, RecordUnreadable, StoredJob
@@ -22,7 +23,7 @@ SWEEP_GRACE_S = 2.0
 
 
 class StopIncomplete(HeadraceError):
-    """Some processes could not be ended."""
+    """Some processes could not be ended, or nobody could write down that all were."""
 
 
 def record_stop(store: JobStore, job: StoredJob, reason: str = "") -> None:
@@ -48,18 +49,23 @@ def stop_job(
     """End the job; also after any crash, and again if need be. A run that has ended stays as it ended.
 
     The stop is recorded first; with `let_requests_end`, open requests finish where the record says so; then units are
-    ended stage by stage, and what a crash left between a start and its record is found by the run's mark. `held`: the
-    job's lock, where the caller has it; it stays the caller's. Without it a driver is given time to leave, and then not
-    waited for any longer.
+    ended stage by stage, and what a crash left between a start and its record is found by the run's mark. Where the
+    record can be read and not written, as on a full disk, all else is done. `held`: the job's lock, where the caller
+    has it; it stays the caller's. Without it a driver is given time to leave, and then not waited for any longer.
 
     Raises:
         JobUnknown: no job is called so.
-        StopIncomplete: processes are left; the text names their pids.
+        StopIncomplete: processes are left, and the text names their pids; or all have ended, and the record is stale.
+        StateUnusable: the record cannot be read.
     """
     job = store.get(name)
     if job.phase in ENDED and not _anything_left(backend, job):
         return job
-    record_stop(store, job, reason)
+    can_write = True
+    try:
+        record_stop(store, job, reason)
+    except StateUnusable:
+        can_write = False
     own = DriverLock(job.directory)
     if held is None:
         own.acquire(wait_s=DRIVER_LEAVES_S)
@@ -68,7 +74,7 @@ def stop_job(
         if now.run_id == job.run_id:
             if let_requests_end is not None:
                 _drain(store, now, let_requests_end, say)
-            _end(store, backend, now, end_phase, say)
+            _end(store, backend, now, end_phase, say, can_write=can_write)
     finally:
         own.release()
     return store.get(name)
@@ -91,19 +97,28 @@ def _drain(store: JobStore, job: StoredJob, let_requests_end: LetRequestsEnd, sa
             let_requests_end(job.plan.router, is_wanted)
 
 
-def _end(store: JobStore, backend: Backend, job: StoredJob, end_phase: Phase, say: Callable[[str], None]) -> None:
-    left = _end_units(store, backend, job, say)
+def _end(
+    store: JobStore, backend: Backend, job: StoredJob, end_phase: Phase, say: Callable[[str], None], *, can_write: bool
+) -> None:
+    left = _end_units(store, backend, job, say, can_write=can_write)
     if left:
         listed = ", ".join(map(str, left))
         mend = f"look at them with `ps -fp {','.join(map(str, left))}`, then `headrace down {job.name}` again"
         told = f"these processes could not be ended: {listed}"
-        record_stop(store, job, job.reason if told in job.reason else "; ".join(filter(None, (job.reason, told))))
+        with suppress(StateUnusable):
+            record_stop(store, job, job.reason if told in job.reason else "; ".join(filter(None, (job.reason, told))))
         raise StopIncomplete(f"job {job.name!r}: these processes could not be ended: {listed}; {mend}")
     shutil.rmtree(job.socket_dir, ignore_errors=True)
-    store.set_phase(job.name, job.run_id, end_phase, job.reason, time.time())
+    try:
+        store.set_phase(job.name, job.run_id, end_phase, job.reason, time.time())
+    except StateUnusable as error:
+        told = f"all its processes have ended, and its record still says {job.phase!r}"
+        raise StopIncomplete(f"job {job.name!r}: {told}: {error}; then `headrace down {job.name}` again") from error
 
 
-def _end_units(store: JobStore, backend: Backend, job: StoredJob, say: Callable[[str], None]) -> list[int]:
+def _end_units(
+    store: JobStore, backend: Backend, job: StoredJob, say: Callable[[str], None], *, can_write: bool
+) -> list[int]:
     """Pids that are left, sorted."""
     left: set[int] = set()
     before = backend.poll(job.run, job.records)
@@ -112,8 +127,9 @@ def _end_units(store: JobStore, backend: Backend, job: StoredJob, say: Callable[
         left.update(backend.stop(job.run, records, grace_s))
         after = backend.poll(job.run, records)
         for record in records:
-            if before[record.name].alive and not after[record.name].alive:
-                store.events.note(job.name, ended_event(record, after[record.name].exit_code))
+            if can_write and before[record.name].alive and not after[record.name].alive:
+                with suppress(StateUnusable):
+                    store.events.note(job.name, ended_event(record, after[record.name].exit_code))
     left.update(backend.sweep(job.run, (), SWEEP_GRACE_S))
     return sorted(left)
 

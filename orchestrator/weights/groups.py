@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from itertools import product
 
+from orchestrator.spec.weights import Strategy
 from orchestrator.weights.words import EngineFacts, Fleet, RouterFacts
 
 
@@ -31,8 +32,16 @@ def serves(names: Mapping[str, int], fleet: Fleet) -> bool:
     return any(has_pair((name for name in names if names[name] == epoch), fleet) for epoch in set(names.values()))
 
 
-def rolling_refusal(fleet: Fleet, *, wipes_pool: bool) -> str:
-    """Why this fleet cannot be updated by `rolling`; empty where it can."""
+def update_refusal(fleet: Fleet, withdrawn: Collection[str], strategy: Strategy, *, wipes_pool: bool) -> str:
+    """Why this fleet cannot be updated so, without those that get no requests now; empty where it can."""
+    left = {name: role for name, role in fleet.items() if name not in withdrawn}
+    if not has_pair(left, fleet):
+        told = ", ".join(name for name in fleet if name in withdrawn)
+        return f"no pair of engines is left to load new weights without those drained or restarted now: {told}"
+    return _rolling_refusal(left, wipes_pool=wipes_pool) if strategy == "rolling" else ""
+
+
+def _rolling_refusal(fleet: Fleet, *, wipes_pool: bool) -> str:
     if wipes_pool:
         return (
             "rolling needs pool keys that carry the epoch, and engines with a kv_transfer_config of the job file's own"

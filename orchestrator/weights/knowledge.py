@@ -63,8 +63,11 @@ class Knowledge:
             return Commitment(epoch=course.epoch, version=update.version, source=update.source)
         return replace(self.position.committed, epoch=course.epoch)
 
+    def wanted(self) -> list[str]:
+        return [name for name in self.fleet if name not in self.withdrawn]
+
     def present(self) -> list[str]:
-        return [name for name in self.fleet if name not in self.away and name not in self.withdrawn]
+        return [name for name in self.wanted() if name not in self.away]
 
     def movers(self) -> list[str]:
         """Who the present phase is about."""
@@ -104,6 +107,8 @@ class Knowledge:
         """Does everyone still hold the committed version, in its epoch, whatever is still under way to them?"""
         if not self.course.is_written:
             return True
+        if any(map(self._may_be_ahead, self.withdrawn)):
+            return False
         committed, movers, facts = self.position.committed, self.movers(), dict(self.known())
         return all(
             (name in self.sealed or name not in movers)
@@ -112,6 +117,14 @@ class Knowledge:
             and self.held_version(facts[name]) == committed.version
             for name in self.present()
         )
+
+    def _may_be_ahead(self, name: str) -> bool:
+        """May the router have it in the update's epoch? Then it takes no lower one any more."""
+        if self.course.update.strategy == "barrier":
+            return False
+        if self.router is None or ROUTER not in self.sealed or name not in self.router.replicas:
+            return True
+        return self.router.replicas[name].epoch == self.course.epoch
 
     def serving(self) -> dict[str, int]:
         assert self.router is not None

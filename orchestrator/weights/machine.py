@@ -43,7 +43,7 @@ from orchestrator.weights.acts import (
     Serve,
     Wipe,
 )
-from orchestrator.weights.groups import has_pair, next_group, rolling_refusal, serves
+from orchestrator.weights.groups import has_pair, next_group, serves, update_refusal
 from orchestrator.weights.knowledge import Knowledge
 from orchestrator.weights.needs import need_of, receivers
 from orchestrator.weights.phases import AFTER_GROUPS, CALLABLE_OFF, limit_s, next_phase
@@ -179,8 +179,7 @@ class Coordinator:
         if update.version == self.position.committed.version:
             raise UpdateRefused(f"version {update.version!r} is what the job serves already: name new weights anew")
         known = self._known
-        fleet = {name: role for name, role in known.fleet.items() if name not in known.withdrawn}
-        if update.strategy == "rolling" and (refusal := rolling_refusal(fleet, wipes_pool=known.wipes_pool)):
+        if refusal := update_refusal(known.fleet, known.withdrawn, update.strategy, wipes_pool=known.wipes_pool):
             raise UpdateRefused(refusal)
         self._forget_open()
         self._go(courses.begin(self.position, update), now)
@@ -261,9 +260,12 @@ class Coordinator:
         """All verdicts are in."""
         known, course, failed = self._known, self._known.course, self._known.failed
         if not failed:
-            if course.update.strategy == "barrier" and not has_pair(known.holders(), known.fleet):
+            if course.update.strategy == "rolling" or has_pair(known.holders(), known.fleet):
+                return self._enter_next(next_phase(course), now)
+            # Whoever is away may come in time. Who goes back has nothing to wait for where none of them is wanted.
+            if course.going == "forward" or has_pair(known.wanted(), known.fleet):
                 return False
-            return self._enter_next(next_phase(course), now)
+            return self._fence(course.why, now)
         # What is served may have lost its source, and a peer is asked from the second try on.
         tries = course.update.limits.tries if course.going == "forward" else max(course.update.limits.tries, 2)
         if course.failures + 1 < tries:
@@ -297,7 +299,7 @@ class Coordinator:
             for name in late:
                 self._give_up(name, why)
         elif course.phase == "load" and not lacking:
-            self._end("fenced", f"{course.why or why}; no pair of engines holds {self._known.target.version}", now)
+            self._fence(course.why or why, now)
         else:
             self._acts.append(Say(text=f"{why}: {', '.join(lacking) or 'engines that serve are too few'}; it goes on"))
             self._restart_clock(now)
@@ -362,6 +364,10 @@ class Coordinator:
         self._go(courses.enter(courses.end(self.position, outcome, why), "purge"), now)
         assert self.position.ended is not None
         self._acts.append(Finish(ended=self.position.ended))
+
+    def _fence(self, why: str, now: float) -> bool:
+        self._end("fenced", f"{why}; no pair of engines holds {self._known.target.version}", now)
+        return True
 
     def _go(self, position: Position, now: float) -> None:
         self._record(position)

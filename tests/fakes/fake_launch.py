@@ -6,9 +6,11 @@ The machine outlives the backends that look at it, as the kernel outlives `headr
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from orchestrator.replica_service import ReplicaService
 from orchestrator.service import JobService
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.database import Database
+from orchestrator.store.home import StateUnusable
 from orchestrator.store.jobs import JobStore
 from orchestrator.store.keeping import KeepingStore
 from orchestrator.store.records import StoredJob
@@ -186,6 +189,24 @@ class UnsyncedDatabase(Database):
     """Does not wait for the disk: a test that loses power is run again."""
 
     synchronous = "OFF"
+    is_full = False
+    """Its disk: then it can be read, and not written."""
+
+    @contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        self._refuse_full()
+        with super().transaction() as connection:
+            yield connection
+
+    @contextmanager
+    def noting(self) -> Iterator[sqlite3.Connection]:
+        self._refuse_full()
+        with super().noting() as connection:
+            yield connection
+
+    def _refuse_full(self) -> None:
+        if self.is_full:
+            raise StateUnusable(self.home, "database or disk is full", "make room on its disk")
 
 
 class FakeFleet:

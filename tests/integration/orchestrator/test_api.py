@@ -77,6 +77,13 @@ def problem(reply: httpx.Response, status: int) -> dict[str, Any]:
     return body
 
 
+def test_a_job_on_a_full_disk_is_stopped_and_the_stale_record_said(fleet: FakeFleet, api: httpx.Client) -> None:
+    fleet.running()
+    fleet.database.is_full = True
+    assert "its record still says 'ready'" in problem(api.delete("/jobs/demo"), 500)["detail"]
+    assert fleet.machine.living == {}
+
+
 def test_start_look_list_stop(fleet: FakeFleet, api: httpx.Client) -> None:
     reply = api.post("/jobs", json=pd_data())
     assert reply.status_code == 202

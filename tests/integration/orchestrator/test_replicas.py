@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.errors import RequestRefused, RequestUnknown
+from orchestrator.errors import RequestRefused, RequestUnknown, UpdateRefused
 from orchestrator.store.updates import CoordinatorReplaced
 from orchestrator.supervisor import mounts, restarts
 from orchestrator.weight_service import PushOptions
@@ -213,6 +213,35 @@ def test_a_restart_waits_for_the_end_of_an_update(fleet: FakeFleet) -> None:
         fleet.receivers.silent = set()
         assert ended(fleet, request).outcome == "done"
         assert weights.record("demo", number).outcome == "committed"
+        assert fleet.receivers.engines["decode-1"].weights == "step-1"
+
+
+def test_a_push_that_nobody_could_serve_is_refused_before_the_gate_is_closed(tmp_path: Path) -> None:
+    fleet = serving(FakeFleet(tmp_path, pairs=1))
+    weights = fleet.weights()
+    with supervised(fleet):
+        assert ended(fleet, fleet.replicas().drain("demo", "decode-0", force=True)).outcome == "done"
+        with pytest.raises(UpdateRefused, match="no pair of engines is left to load new weights .*: decode-0"):
+            weights.push("demo", None, SOURCE, PushOptions())
+        assert (weights.newest("demo"), fleet.receivers.router.gate) == (None, "open")
+        assert ended(fleet, fleet.replicas().undrain("demo", "decode-0")).outcome == "done"
+        number = weights.push("demo", None, SOURCE, PushOptions()).number
+        assert weights.wait("demo", number, 10).outcome == "committed"
+
+
+def test_an_undrain_does_not_wait_for_the_update_that_may_need_it(fleet: FakeFleet) -> None:
+    weights = fleet.weights()
+    with supervised(fleet):
+        assert ended(fleet, fleet.replicas().drain("demo", "decode-1", force=False)).outcome == "done"
+        fleet.receivers.silent = {"prefill-0"}
+        number = weights.push("demo", None, SOURCE, PushOptions()).number
+        until(lambda: is_updating(fleet))
+        request = fleet.replicas().undrain("demo", "decode-1")
+        until(lambda: fleet.replicas().request("demo", request.number).begun_at is not None)
+        assert is_updating(fleet)
+        fleet.receivers.silent = set()
+        assert weights.wait("demo", number, 10).outcome == "committed"
+        assert ended(fleet, request).outcome == "done"
         assert fleet.receivers.engines["decode-1"].weights == "step-1"
 
 

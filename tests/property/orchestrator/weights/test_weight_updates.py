@@ -25,11 +25,19 @@ STRATEGIES: list[Strategy] = ["barrier", "rolling"]
 MODES: list[InFlightMode] = ["readmit", "wait", "abort", "keep"]
 
 
-def run(roles: list[Role], random: Random, faults: Faults, *, updates: int = 2, things: int = 150) -> World:
+def run(
+    roles: list[Role],
+    random: Random,
+    faults: Faults,
+    *,
+    modes: list[InFlightMode] = MODES,
+    updates: int = 2,
+    things: int = 150,
+) -> World:
     world = World(roles, random, faults)
     try:
         for number in range(1, updates + 1):
-            world.ask(f"v{number}", random.choice(STRATEGIES), random.choice(MODES), prefetch=random.random() < 0.5)
+            world.ask(f"v{number}", random.choice(STRATEGIES), random.choice(modes), prefetch=random.random() < 0.5)
             for _ in range(things):
                 world.happen()
         world.settle()
@@ -62,6 +70,14 @@ def test_lost_answers_and_failed_loads(roles: list[Role], seed: int) -> None:
 @settings(max_examples=100)
 def test_lives_that_end_while_only_peers_have_what_is_served(roles: list[Role], seed: int) -> None:
     run(roles, Random(seed), Faults(lives_end=True, sources_go=True))
+
+
+@given(st.sampled_from(FLEETS), st.integers(0, 2**32))
+@settings(max_examples=100)
+def test_engines_that_are_drained_and_undrained_at_any_time(roles: list[Role], seed: int) -> None:
+    """Requests that are kept go on where an update is called off for want of a pair, and its gate stays closed."""
+    faults = Faults(engines_are_drained=True, lives_end=True, coordinator_dies=True, loads_fail=True)
+    run(roles, Random(seed), faults, modes=["readmit", "wait", "abort"])
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)

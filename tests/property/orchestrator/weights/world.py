@@ -41,6 +41,8 @@ class Faults:
     loads_fail: bool = False
     sources_go: bool = False
     """That of the version which is served: then only peers have it."""
+    engines_are_drained: bool = False
+    """And undrained, any of them at any time."""
 
 
 ALL_FAULTS = Faults(lives_end=True, coordinator_dies=True, answers_get_lost=True, loads_fail=True, sources_go=True)
@@ -68,6 +70,7 @@ class World:
         self.unnoticed: list[SimEngine] = []
         """Engines in another life than the router and the coordinator know."""
         self.story: list[str] = []
+        self.withdrawn: frozenset[str] = frozenset()
         self.start()
 
     def start(self) -> None:
@@ -76,7 +79,7 @@ class World:
         self.coordinator = Coordinator(
             fleet=fleet, wipes_pool=False, position=self.journal[-1], join_limits=LIMITS, join_mode="gpu_fetch"
         )
-        self.step(events.Ticked())
+        self.step(events.Withdrawn(names=self.withdrawn))
 
     def ask(
         self, version: str, strategy: Strategy, in_flight: InFlightMode = "readmit", *, prefetch: bool = True
@@ -142,8 +145,17 @@ class World:
             choices.append(self.arrive_late)
         if self.random.random() < 0.003:
             choices = [lambda: self.step(events.Cancelled(update=self.journal[-1].last_update))]
+        if self.faults.engines_are_drained and self.random.random() < 0.01:
+            choices = [self.withdraw_some]
         self.random.choice(choices)()
         self.check()
+
+    def withdraw_some(self) -> None:
+        self.withdraw(frozenset(name for name in self.engines if self.random.random() < 0.3))
+
+    def withdraw(self, names: frozenset[str]) -> None:
+        self.withdrawn = names
+        self.step(events.Withdrawn(names=names))
 
     def tick(self) -> None:
         self.now = min(self.coordinator.wake_at(self.now), self.now + 5)
@@ -193,7 +205,8 @@ class World:
                 return events.RouterRead(order=order, facts=self.router.facts())
             served = self.router.has_pair()
             self.router.obey(command)
-            if not self.faults.lives_end and self.is_rolling_drain(command):
+            is_by_itself = not self.faults.lives_end and not self.faults.engines_are_drained
+            if is_by_itself and self.is_rolling_drain(command):
                 assert self.router.has_pair() or not served, "rolling: no pair serves any more"
             return events.Answered(order=order)
         engine = self.engines[command.receiver]
@@ -296,7 +309,7 @@ class World:
         if after.committed == before.committed:
             return
         assert after.committed.epoch > before.committed.epoch
-        for engine in self.engines.values():
+        for engine in (each for name, each in self.engines.items() if name not in self.withdrawn):
             # Who was restarted meanwhile has what is on its disk, and is fenced.
             is_told = engine.weights in (after.committed.version, "disk") and not engine.unfit
             assert is_told or not engine.is_up, f"the version moved without the verdict of {engine} (A28)"
@@ -317,7 +330,9 @@ class World:
 
     def settle(self) -> None:
         """Nothing fails any more: everything ends, and the fleet is whole."""
-        self.faults = NO_FAULTS
+        # A drain of before may still arrive.
+        self.faults = Faults(engines_are_drained=self.faults.engines_are_drained)
+        self.withdraw(frozenset())
         for _ in range(3000):
             down = any(engine.load or not engine.is_up for engine in self.engines.values())
             moved = self.wire or self.replies or down or self.unnoticed

@@ -15,6 +15,7 @@ from orchestrator.service import RUNS_KEPT
 from orchestrator.spec.job import JobSpec
 from orchestrator.store.locks import DriverLock
 from orchestrator.store.records import StoredJob
+from orchestrator.supervisor.stop import StopIncomplete
 from tests.fakes.fake_launch import NOW, FakeFleet
 from tests.unit.orchestrator.samples import facts_of, pd_data, plan_of
 
@@ -139,6 +140,76 @@ def test_ctrl_c_stops_the_job(fleet: FakeFleet) -> None:
     assert (job.phase, job.reason) == ("stopped", "its start was interrupted")
     assert fleet.machine.living == {}
     assert not fleet.service().is_driven("demo")
+
+
+def interrupt_ends(fleet: FakeFleet, times: int) -> None:
+    """The start is interrupted, and so is its end, so many times, half way."""
+    left = iter(range(times))
+    end = fleet.machine.end
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    def end_some(pids: list[int]) -> tuple[int, ...]:
+        if pids and next(left, None) is not None:
+            end(pids[:1])
+            raise KeyboardInterrupt
+        return end(pids)
+
+    fleet.questions.during_probe = interrupt
+    fleet.machine.end = end_some  # type: ignore[method-assign, assignment]
+
+
+def test_ctrl_c_twice_in_a_hurry_stops_the_job_as_well(fleet: FakeFleet) -> None:
+    interrupt_ends(fleet, 1)
+    with pytest.raises(KeyboardInterrupt):
+        up(fleet)
+    job = fleet.store.get("demo")
+    assert (job.phase, job.reason) == ("stopped", "its start was interrupted")
+    assert fleet.machine.living == {}
+    assert fleet.shown[-1].now_doing == "ending demo; interrupt again to leave it as it is"
+
+
+def test_ctrl_c_once_more_leaves_it(fleet: FakeFleet) -> None:
+    interrupt_ends(fleet, 2)
+    with pytest.raises(KeyboardInterrupt):
+        up(fleet)
+    assert fleet.store.get("demo").phase == "stopping"
+    assert fleet.machine.living != {}
+    assert not fleet.service().is_driven("demo")
+
+
+def test_ctrl_c_while_a_failed_start_is_ended_does_not_cut_that_off(fleet: FakeFleet) -> None:
+    interrupt_ends(fleet, 1)
+    fleet.questions.during_probe = lambda: None
+    fleet.opening.failure = "the router did not open its gate"
+    with pytest.raises(JobFailed, match="did not open its gate"):
+        up(fleet)
+    assert (fleet.store.get("demo").phase, fleet.machine.living) == ("failed", {})
+
+
+def test_a_disk_that_fills_up_during_a_start_is_its_cause(fleet: FakeFleet) -> None:
+    def fill(name: str) -> None:
+        fleet.database.is_full = name == "decode-0"
+
+    fleet.machine.on_start = fill
+    service = fleet.service()
+    with pytest.raises(JobFailed, match=r"(?s)disk is full; make room.*its record still says 'starting'"):
+        service.drive(service.admit(fleet.spec()), fleet.shown.append)
+    assert fleet.machine.living == {}
+    view = service.view("demo")
+    assert view.phase == "abandoned"
+    assert "disk is full; make room" in view.reason
+    fleet.database.is_full = False
+    assert service.stop("demo").phase == "stopped"
+
+
+def test_a_job_on_a_full_disk_is_stopped(fleet: FakeFleet) -> None:
+    up(fleet)
+    fleet.database.is_full = True
+    with pytest.raises(StopIncomplete, match="its record still says 'ready'"):
+        fleet.service().stop("demo")
+    assert fleet.machine.living == {}
 
 
 def test_an_error_that_nobody_foresaw_ends_the_job_too(fleet: FakeFleet) -> None:

@@ -60,6 +60,22 @@ def test_a_folder_that_cannot_be_used_is_named_with_its_mend(tmp_path: Path, obs
         Database(home)
 
 
+def test_a_damaged_file_and_a_full_one_have_mends_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "headrace.db").write_text("a text, and longer than the header of a database would be " * 9)
+    with pytest.raises(StateUnusable, match=r"not a database; end the processes .* has HEADRACE_RUN_ID, and move the"):
+        Database(tmp_path)
+    (tmp_path / "headrace.db").unlink()
+    database = Database(tmp_path)
+
+    def fill() -> None:
+        with database.transaction() as connection:
+            connection.execute("PRAGMA max_page_count = 1")
+            connection.execute("CREATE TABLE extra (x)")
+
+    with pytest.raises(StateUnusable, match=r"is full; make room on its disk"):
+        fill()
+
+
 def test_whoever_reads_keeps_nobody_from_writing_and_sees_nothing_of_it(tmp_path: Path) -> None:
     reader, writer = Database(tmp_path), Database(tmp_path)
     with reader.reading() as connection:

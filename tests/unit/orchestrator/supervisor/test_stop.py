@@ -100,6 +100,37 @@ def test_processes_that_do_not_end_are_named_and_the_stop_can_be_tried_again(fle
     assert stop(fleet).phase == "stopped"
 
 
+def test_what_cannot_be_recorded_is_ended_all_the_same(fleet: FakeFleet) -> None:
+    job = fleet.running()
+    fleet.machine.run(job.run_id, "started and never recorded")
+    fleet.database.is_full = True
+    with pytest.raises(StopIncomplete, match=r"all .* have ended, and its record still says 'ready': .*make room"):
+        stop(fleet)
+    assert fleet.machine.living == {}
+    assert fleet.store.get("demo").phase == "ready"
+    fleet.database.is_full = False
+    assert stop(fleet).phase == "stopped"
+
+
+def test_a_disk_that_fills_up_during_a_stop_keeps_no_process_alive(fleet: FakeFleet) -> None:
+    fleet.running()
+
+    def fill(_text: str) -> None:
+        fleet.database.is_full = True
+
+    with pytest.raises(StopIncomplete, match="its record still says 'stopping'"):
+        stop_job(fleet.store, fleet.backend(), "demo", say=fill)
+    assert fleet.machine.living == {}
+
+
+def test_what_is_left_is_named_on_a_full_disk_too(fleet: FakeFleet) -> None:
+    fleet.running()
+    fleet.database.is_full, fleet.machine.undying = True, {"decode-0"}
+    with pytest.raises(StopIncomplete, match="these processes could not be ended"):
+        stop(fleet)
+    assert fleet.machine.names() == ["decode-0"]
+
+
 def test_the_reason_of_a_stop_that_was_cut_off_is_kept(fleet: FakeFleet) -> None:
     job = fleet.running()
     record_stop(fleet.store, job, "decode-0 ended with exit code 1")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from connectors.types import Role
-from orchestrator.weights.groups import has_pair, next_group, rolling_refusal, serves
+from orchestrator.spec.weights import Strategy
+from orchestrator.weights.groups import has_pair, next_group, serves, update_refusal
 
 TWO_PAIRS: dict[str, Role] = {"p0": "prefill", "p1": "prefill", "d0": "decode", "d1": "decode"}
 
@@ -63,4 +66,12 @@ def test_where_nothing_serves_nothing_is_protected() -> None:
     ],
 )
 def test_a_fleet_without_a_second_pair_is_too_small(roles: list[Role], is_refused: bool) -> None:
-    assert bool(rolling_refusal({str(index): role for index, role in enumerate(roles)}, wipes_pool=False)) == is_refused
+    fleet = {str(index): role for index, role in enumerate(roles)}
+    assert bool(update_refusal(fleet, (), "rolling", wipes_pool=False)) == is_refused
+    assert update_refusal(fleet, (), "barrier", wipes_pool=False) == ""
+
+
+@pytest.mark.parametrize("strategy", get_args(Strategy))
+def test_what_is_left_without_a_pair_is_not_updated(strategy: Strategy) -> None:
+    refusal = update_refusal(TWO_PAIRS, ("d0", "d1"), strategy, wipes_pool=False)
+    assert refusal == "no pair of engines is left to load new weights without those drained or restarted now: d0, d1"
