@@ -14,9 +14,10 @@ LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
 MODEL_CHECK := $(wildcard tests/model)
 PROCESSES := $(wildcard tests/integration)
 STACK := $(wildcard tests/stack)
+ENGINES := $(wildcard tests/engines)
 JOBS := $(wildcard tests/e2e tests/faults tests/stale tests/fleet)
 
-.PHONY: help setup stack ruff types imports spelling lint light check test-light test-processes test-stack test-jobs test test-full check-model check-stale demo bench-router bench-weights bench-updates bench-state faults clean
+.PHONY: help setup stack ruff types imports spelling lint light check test-light test-processes test-stack test-parts test-engines test-jobs test test-full check-model check-stale demo bench-router bench-weights bench-updates bench-state faults clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -58,16 +59,23 @@ test-processes: setup
 test-stack: stack
 	$(PYTEST) -m "not full" $(STACK) | sed --unbuffered 's/^/[stack] /'
 
+test-parts:
+	@$(MAKE) --no-print-directory test-light
+	@$(MAKE) --no-print-directory test-stack
+
+test-engines: stack
+	$(PYTEST) -m "not full" $(ENGINES) | sed --unbuffered 's/^/[engines] /'
+
 test-jobs: stack
 	$(PYTEST) -m "not full" $(JOBS) | sed --unbuffered 's/^/[jobs] /'
 
 # Engines after all else: as they start they leave no core to tests that wait on the clock.
 test: stack ## everything a change can break, on the real parts too; about 25 minutes
-	@$(MAKE) --no-print-directory --jobs=2 test-light test-processes
-	@$(MAKE) --no-print-directory --jobs=2 test-stack test-jobs
+	@$(MAKE) --no-print-directory --jobs=2 test-parts test-processes
+	@$(MAKE) --no-print-directory --jobs=2 test-engines test-jobs
 
 test-full: stack lint ## every matrix and long case, with a summary of the slowest
-	$(PYTEST) --durations=25 $(LIGHT) $(MODEL_CHECK) $(PROCESSES) $(STACK) $(JOBS)
+	$(PYTEST) --durations=25 $(LIGHT) $(MODEL_CHECK) $(PROCESSES) $(STACK) $(ENGINES) $(JOBS)
 
 check-model: setup ## weight updates explored in every order of events, about 15 minutes; ARGS="--help" shows what can be chosen
 	@$(BIN)/python -m tests.model $(ARGS)

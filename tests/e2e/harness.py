@@ -36,7 +36,7 @@ ENGINE = {
 }
 POOL_BYTES = 64 << 20
 PORTS = {"base": 12_000}
-"""Apart from the ports of tests/stack and of all that picks free ones: those tests run at the same time."""
+"""Apart from the ports of tests/engines and of all that picks free ones: those tests run at the same time."""
 PATIENT_HANDOFF = {"lease": 120}
 """Seconds, for a fleet that is worked hard on a busy machine. A decode engine keeps a lease up as it steps, and not
 before it has connected to the prefill engine, which was seen to take a minute the first time; what it reads after the

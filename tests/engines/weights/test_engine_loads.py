@@ -18,11 +18,11 @@ from vllm.distributed.weight_transfer.clients import HTTPVLLMWeightSyncClient
 from connectors.engine_client import EngineCallFailed, LoadOptions
 from connectors.vllm_plugin.fence_rules import WEIGHTS_PATH
 from connectors.vllm_plugin.weights.verdict import RankReport
+from tests.engines.weights.reference import reference
 from tests.stack.weights import nixl_trainer
 from tests.stack.weights.checkpoints import Tensors, changed, checkpoints, path_source
 from tests.stack.weights.engine_process import EngineProcess, engine
 from tests.stack.weights.programs import Program
-from tests.stack.weights.reference import reference
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

@@ -14,7 +14,7 @@ from router.core.continuation import Continuation, Ended, RelayedStream, continu
 from router.core.delivered import Delivered
 from router.core.split import ROUTE_OF_PATH, ClientBody, parse_body, single_body
 from router.core.stream import StreamMerge
-from tests.stack.fenced_engine import CALL_TIMEOUT_S, Engine
+from tests.engines.fenced_engine import CALL_TIMEOUT_S, Engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

@@ -1,6 +1,6 @@
 """Log-probabilities of engines that were started on checkpoints: what a load of the same weights must give.
 
-    python -m tests.stack.weights.reference OUT.json RANKS MODEL...
+    python -m tests.engines.weights.reference OUT.json RANKS MODEL...
 
 Run as a program of its own: vLLM keeps much in its process.
 """

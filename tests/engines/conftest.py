@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from connectors.engine_client import CommandOrder
-from tests.stack.fenced_engine import Engine, planned_engine
+from tests.engines.fenced_engine import Engine, planned_engine
 
 
 @pytest.fixture(scope="session")

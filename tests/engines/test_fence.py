@@ -15,7 +15,7 @@ from connectors.vllm_plugin.fence_rules import route_kind
 from deploy.logs import tail
 from orchestrator.supervisor.log_cause import likely_cause
 from tests.e2e.harness import wait_until
-from tests.stack.fenced_engine import BOOT_S, CALL_TIMEOUT_S, EPOCH, Engine, planned_engine
+from tests.engines.fenced_engine import BOOT_S, CALL_TIMEOUT_S, EPOCH, Engine, planned_engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 

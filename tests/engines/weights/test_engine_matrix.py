@@ -12,10 +12,10 @@ import torch
 
 from connectors.publisher.nixl import NixlPublisher
 from connectors.publisher.store import StorePublisher
+from tests.engines.weights.reference import reference
 from tests.fakes.tiny_model import Architecture
 from tests.stack.weights.checkpoints import Tensors, changed, checkpoints, path_source, tensors_of
 from tests.stack.weights.engine_process import EngineProcess, engine
-from tests.stack.weights.reference import reference
 from tests.stack.weights.volume import running_volume
 
 pytestmark = [pytest.mark.stack, pytest.mark.full, pytest.mark.timeout(900)]
