@@ -67,12 +67,12 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
     if not given and not _is_loopback(host):
         mend = "give tokens with --tokens or HEADRACE_API_TOKEN, or listen on 127.0.0.1"
         raise TokensRefused(f"--host {host} can be reached from other machines, and nobody was given a token; {mend}")
+    ControlPlaneLock(home).take()
     if "admin" not in given.values():
         # Whoever reaches the API can start programs, and loopback is open to every user of the machine.
         given[kept_token(home / ADMIN_TOKEN_FILE)] = "admin"
         where = [f"the file {home / ADMIN_TOKEN_FILE}", *where]
         err.print(Text(f"the admin's bearer token is in {home / ADMIN_TOKEN_FILE}"), soft_wrap=True)
-    ControlPlaneLock(home).take()
     forget_announced(home)
     # Before the jobs of an earlier control plane are taken over.
     listener = listen(host, port)
