@@ -98,9 +98,15 @@ class JobDiffers(JobExists):
 class JobUnknown(HeadraceError):
     """No job of this name is recorded."""
 
+    def __init__(self, name: str, recorded: Sequence[str]) -> None:
+        super().__init__(f"no job is called {name!r}; recorded jobs: {', '.join(recorded) or 'none'}")
+
 
 class ProcessUnknown(HeadraceError):
     """A job has no process of this name."""
+
+    def __init__(self, job: str, process: str, known: Sequence[str]) -> None:
+        super().__init__(f"job {job!r} has no process {process!r}; it has: {', '.join(known)}")
 
 
 class JobFailed(HeadraceError):

@@ -27,7 +27,7 @@ from orchestrator.api.schemas import JobList, JobStatus
 from orchestrator.api.weight_schemas import PushBody, UpdateList, UpdateStatus, WeightsStatus
 from orchestrator.api.wire import Note, WireModel
 from orchestrator.control.plane import LOOK_EVERY_S, LogLine, see_start_through
-from orchestrator.errors import HeadraceError, NoAnswer, ProblemAnswered
+from orchestrator.errors import HeadraceError, JobUnknown, NoAnswer, ProblemAnswered, ProcessUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json
 from orchestrator.spec.difference import asked_for
 from orchestrator.spec.job import JobSpec
@@ -100,16 +100,16 @@ class HttpControlPlane:
         return self._stop(name)
 
     def _stop(self, name: str) -> JobStatus:
-        return self._get(JobStatus, _path(name), method="DELETE", timeout=ONCE_DONE)
+        return self._get(JobStatus, self._path(name), method="DELETE", timeout=ONCE_DONE)
 
     def forget(self, name: str) -> None:
-        self._ask("DELETE", _path(name, "record"), timeout=ONCE_DONE)
+        self._ask("DELETE", self._path(name, "record"), timeout=ONCE_DONE)
 
     def names(self) -> list[str]:
         return [job.name for job in self._get(JobList, "/jobs").jobs]
 
     def job(self, name: str) -> JobStatus:
-        return self._get(JobStatus, _path(name))
+        return self._get(JobStatus, self._path(name))
 
     def logs(self, name: str, process: str | None, lines: int, *, following: bool) -> Iterator[LogLine]:
         processes = [process] if process else [unit.name for unit in self.job(name).units]
@@ -122,15 +122,15 @@ class HttpControlPlane:
     def _log(self, name: str, process: str, lines: int, *, following: bool) -> Iterator[LogLine]:
         # A process may be silent for as long as it likes.
         timeout = ONCE_DONE if following else SOON
-        with self._stream(_path(name, "logs", process), timeout, tail=lines, follow=following) as found:
+        with self._stream(self._path(name, "logs", process), timeout, tail=lines, follow=following) as found:
             for line in found:
                 yield LogLine(process, line)
 
     def events(self, name: str | None, since: int | None, limit: int) -> EventList:
-        return self._get(EventList, _events_path(name), params=_given(since=since, limit=limit))
+        return self._get(EventList, self._events_path(name), params=_given(since=since, limit=limit))
 
     def new_events(self, name: str | None, since: int | None) -> Iterator[EventStatus]:
-        with self._stream(_events_path(name) + "/stream", SOON, **_given(since=since)) as lines:
+        with self._stream(self._events_path(name) + "/stream", SOON, **_given(since=since)) as lines:
             for line in lines:
                 field, _, value = line.partition(":")
                 if field == "data":
@@ -138,49 +138,62 @@ class HttpControlPlane:
 
     def audit(self, name: str, requests: int) -> AuditStatus:
         body = AuditBody(requests=requests).model_dump()
-        return self._get(AuditStatus, _path(name, "audit"), method="POST", timeout=ONCE_DONE, json=body)
+        return self._get(AuditStatus, self._path(name, "audit"), method="POST", timeout=ONCE_DONE, json=body)
 
     def restart(self, name: str, process: str, *, force: bool) -> RequestStatus:
-        return self._post_leave(_path(name, "processes", process, "restart"), force)
+        return self._post_leave(self._path(name, "processes", process, "restart"), force)
 
     def drain(self, name: str, replica: str, *, force: bool) -> RequestStatus:
-        return self._post_leave(_path(name, "replicas", replica, "drain"), force)
+        return self._post_leave(self._path(name, "replicas", replica, "drain"), force)
 
     def undrain(self, name: str, replica: str) -> RequestStatus:
-        return self._get(RequestStatus, _path(name, "replicas", replica, "undrain"), method="POST")
+        return self._get(RequestStatus, self._path(name, "replicas", replica, "undrain"), method="POST")
 
     def scale(self, name: str, role: Role, replicas: int, *, force: bool) -> RequestStatus:
         body = ScaleBody(replicas=replicas, force=force).model_dump()
-        return self._get(RequestStatus, _path(name, "roles", role, "scale"), method="POST", json=body)
+        return self._get(RequestStatus, self._path(name, "roles", role, "scale"), method="POST", json=body)
 
     def _post_leave(self, path: str, force: bool) -> RequestStatus:
         return self._get(RequestStatus, path, method="POST", json=LeaveBody(force=force).model_dump())
 
     def request_seen_through(self, name: str, number: int) -> RequestStatus:
-        path = _path(name, "requests", number)
+        path = self._path(name, "requests", number)
         self._await_end(self._get(RequestStatus, path).operation)
         return self._get(RequestStatus, path)
 
     def push(self, name: str, body: PushBody) -> UpdateStatus:
-        return self._get(UpdateStatus, _path(name, "weights"), method="POST", json=body.model_dump(mode="json"))
+        return self._get(UpdateStatus, self._path(name, "weights"), method="POST", json=body.model_dump(mode="json"))
 
     def cancel(self, name: str, number: int) -> UpdateStatus:
-        return self._get(UpdateStatus, _path(name, "weights", "updates", number), method="DELETE")
+        return self._get(UpdateStatus, self._path(name, "weights", "updates", number), method="DELETE")
 
     def update_seen_through(self, name: str, number: int) -> UpdateStatus:
-        path = _path(name, "weights", "updates", number)
+        path = self._path(name, "weights", "updates", number)
         self._await_end(self._get(UpdateStatus, path).operation)
         return self._get(UpdateStatus, path)
 
     def weights(self, name: str) -> WeightsStatus:
-        return self._get(WeightsStatus, _path(name, "weights"))
+        return self._get(WeightsStatus, self._path(name, "weights"))
 
     def updates(self, name: str, limit: int) -> UpdateList:
-        return self._get(UpdateList, _path(name, "weights", "updates"), params={"limit": limit})
+        return self._get(UpdateList, self._path(name, "weights", "updates"), params={"limit": limit})
+
+    def _path(self, name: str, *parts: str | int) -> str:
+        """Raises `JobUnknown` or `ProcessUnknown` for what no job and no process is called, and what would name another
+        resource there."""
+        if not _is_one_part(name):
+            raise JobUnknown(name, self.names())
+        for part in map(str, parts):
+            if not _is_one_part(part):
+                raise ProcessUnknown(name, part, [unit.name for unit in self.job(name).units])
+        return "/".join(["/jobs", *(quote(str(part), safe="") for part in (name, *parts))])
+
+    def _events_path(self, name: str | None) -> str:
+        return "/events" if name is None else self._path(name, "events")
 
     def _await_end(self, operation: str) -> None:
         """It ends with its job, if not before."""
-        path = f"/operations/{quote(operation, safe='')}"
+        path = _operation_path(operation)
         while self._get(OperationStatus, path).state in ("pending", "running"):
             time.sleep(LOOK_EVERY_S)
 
@@ -240,12 +253,13 @@ class HttpControlPlane:
         return HeadraceError(f"{self._url} answers as another version of Headrace ({field}: {first['msg']}); {mend}")
 
 
-def _path(name: str, *parts: str | int) -> str:
-    return "/".join(["/jobs", *(quote(str(part), safe="") for part in (name, *parts))])
+def _is_one_part(text: str) -> bool:
+    """Of a path: clients fold the first three, and servers decode what stands for a slash."""
+    return text not in ("", ".", "..") and "/" not in text
 
 
-def _events_path(name: str | None) -> str:
-    return "/events" if name is None else _path(name, "events")
+def _operation_path(operation: str) -> str:
+    return f"/operations/{quote(operation, safe='')}"
 
 
 def _given(**parameters: int | None) -> dict[str, int]:

@@ -157,6 +157,28 @@ def test_whoever_waits_asks_for_nothing_else_and_no_longer_than_the_job_lives(
     assert asked[1:] == [one, operation, operation, one]
 
 
+@pytest.mark.parametrize("name", ["demo/record", "..", ".", ""])
+def test_a_name_that_would_lead_elsewhere_is_nobodys(fleet: FakeFleet, control: ControlPlane, name: str) -> None:
+    job = fleet.running()
+    for act in (control.job, control.weights, lambda name: control.events(name, None, 1), control.forget):
+        with pytest.raises(HeadraceError, match=f"no job is called '{name}'; recorded jobs: demo") as unknown:
+            act(name)
+        assert exit_code_of(unknown.value) == ExitCode.UNKNOWN
+    with pytest.raises(HeadraceError, match=f"no job is called '{name}'"):
+        control.stop(name, lambda _text: None)
+    if name:
+        for find in (
+            lambda: [*control.logs("demo", name, 1, following=False)],
+            lambda: control.restart("demo", name, force=True),
+        ):
+            with pytest.raises(
+                HeadraceError, match=f"job 'demo' has no process '{name}'; it has: mooncake-"
+            ) as unknown:
+                find()
+            assert exit_code_of(unknown.value) == ExitCode.UNKNOWN
+    assert fleet.store.get("demo") == job
+
+
 def test_a_silent_control_plane(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     control = HttpControlPlane(f"http://127.0.0.1:{port}", TOKEN, is_local=True)
