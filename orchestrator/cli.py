@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -38,6 +36,7 @@ from orchestrator.control.plane import ControlPlane
 from orchestrator.errors import HeadraceError
 from orchestrator.exit_codes import MEANINGS, ExitCode, exit_code_of
 from orchestrator.plan.types import plan_to_json
+from orchestrator.signals import ignore_interruptions, raise_interruptions
 from orchestrator.spec.job import JobSpec
 from orchestrator.spec.load import load_job_file
 from orchestrator.store.home import home_folder
@@ -61,9 +60,7 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", help="field=value,
 
 def main() -> None:
     """Entry point: errors meant for a user become one message on stderr, and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _interrupt)
+    raise_interruptions()
     try:
         app(prog_name="headrace")
     except HeadraceError as error:
@@ -72,6 +69,7 @@ def main() -> None:
     except SystemExit as end:
         # What typer makes of Ctrl-C.
         if end.code == ExitCode.INTERRUPTED:
+            ignore_interruptions()
             err.print("interrupted; `headrace status` says whether anything is left", highlight=False)
         raise
 
@@ -254,11 +252,3 @@ def _job_if_any(control: ControlPlane, name: str) -> JobStatus | None:
         if exit_code_of(error) != ExitCode.UNKNOWN:
             raise
         return None
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    main()

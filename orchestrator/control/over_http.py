@@ -7,7 +7,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
@@ -26,12 +25,13 @@ from orchestrator.api.replica_schemas import LeaveBody, RequestStatus, ScaleBody
 from orchestrator.api.schemas import JobList, JobStatus
 from orchestrator.api.weight_schemas import PushBody, UpdateList, UpdateStatus, WeightsStatus
 from orchestrator.api.wire import Note, WireModel
+from orchestrator.background import beside
 from orchestrator.control.plane import LOOK_EVERY_S, LogLine, see_start_through
 from orchestrator.errors import HeadraceError, JobUnknown, NoAnswer, ProblemAnswered, ProcessUnknown
 from orchestrator.plan.types import JobPlan, plan_from_json
 from orchestrator.spec.difference import asked_for
 from orchestrator.spec.job import JobSpec
-from orchestrator.supervisor.interfaces import ProgressSink
+from orchestrator.supervisor.interfaces import Progress, ProgressSink
 
 CONNECTS_WITHIN_S = 10.0
 ANSWERS_WITHIN_S = 60.0
@@ -39,6 +39,10 @@ SOON = httpx.Timeout(ANSWERS_WITHIN_S, connect=CONNECTS_WITHIN_S)
 """Also between two parts of a stream of events, which has a ping every 15 s."""
 ONCE_DONE = httpx.Timeout(None, connect=CONNECTS_WITHIN_S)
 """For what is answered when it has been done."""
+PLANNED_WITHIN_S = 30.0
+"""How long whoever is interrupted waits to hear what it has begun."""
+SOON_ENDED = httpx.Timeout(120.0, connect=CONNECTS_WITHIN_S)
+"""For the end of a start that was interrupted: the server goes on with it, whoever waits."""
 NOBODY_BEHIND = (codes.BAD_GATEWAY, codes.SERVICE_UNAVAILABLE, codes.GATEWAY_TIMEOUT)
 """What a proxy answers where it reaches no control plane, or has waited for one for too long."""
 
@@ -74,21 +78,26 @@ class HttpControlPlane:
             raise self._other_version(error) from error
 
     def start(self, spec: JobSpec, *, warn: Callable[[Sequence[Note]], None], progress: ProgressSink) -> JobStatus:
-        with ThreadPoolExecutor(1) as beside:
-            asked = beside.submit(self._begin, spec)
-            try:
-                is_new, job = asked.result()
-                if is_new:
-                    warn(job.warnings)
-                return see_start_through(partial(self.job, spec.name), progress)
-            except KeyboardInterrupt:
-                # Also one that was still being planned, which nobody could stop yet.
-                with suppress(ProblemAnswered):
-                    is_new, job = asked.result()
-                    if is_new:
-                        self._ask("POST", f"/operations/{job.operation}/cancel", timeout=ONCE_DONE)
-                        self._stop(spec.name)
-                raise
+        # In a thread of its own: an interruption does not take the answer, which says what was begun.
+        asked = beside(partial(self._begin, spec), name=f"start {spec.name}")
+        try:
+            is_new, job = asked.result()
+            if is_new:
+                warn(job.warnings)
+            return see_start_through(partial(self.job, spec.name), progress)
+        except KeyboardInterrupt:
+            text = f"ending what this has begun of {spec.name}; interrupt again to leave it"
+            progress(Progress(units=(), now_doing=text))
+            # What goes wrong, or takes too long, is seen by whoever looks at the job then.
+            with suppress(HeadraceError, TimeoutError):
+                self._end_begun(*asked.result(PLANNED_WITHIN_S))
+            raise
+
+    def _end_begun(self, is_new: bool, job: JobStatus) -> None:
+        """Also a job that has come up in the meantime; but no other run of it, and nothing that others have begun."""
+        if is_new:
+            self._get(OperationStatus, _operation_path(job.operation))
+            self._get(JobStatus, self._path(job.name), method="DELETE", timeout=SOON_ENDED)
 
     def _begin(self, spec: JobSpec) -> tuple[bool, JobStatus]:
         """Whether this call has begun the job: others may ask for the same one at the same time."""
@@ -97,9 +106,6 @@ class HttpControlPlane:
 
     def stop(self, name: str, say: Callable[[str], None]) -> JobStatus:
         say(f"{self._url} stops {name}")
-        return self._stop(name)
-
-    def _stop(self, name: str) -> JobStatus:
         return self._get(JobStatus, self._path(name), method="DELETE", timeout=ONCE_DONE)
 
     def forget(self, name: str) -> None:

@@ -20,6 +20,7 @@ from orchestrator.api.schemas import JobStatus
 from orchestrator.api.weight_schemas import UpdateList, UpdateStatus, WeightsStatus
 from orchestrator.api.wire import WireModel
 from orchestrator.cli import app
+from orchestrator.signals import ASKING
 from orchestrator.store.database import Database
 from orchestrator.store.updates import UpdateStore
 from orchestrator.weights.journal import position_of
@@ -134,7 +135,7 @@ def _comparable(said: Said, home: Path) -> str:
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    handlers = {sent: signal.getsignal(sent) for sent in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {sent: signal.getsignal(sent) for sent in ASKING}
     cli = Cli(tmp_path, monkeypatch, capsys)
     cli.job(UPDATABLE)
     (tmp_path / "checkpoint").mkdir()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from orchestrator.exit_codes import ExitCode, exit_code_of
 from orchestrator.store.events import Event
 from orchestrator.store.listening import Listening, announced, announced_in
 from orchestrator.store.locks import ControlPlaneLock
-from orchestrator.supervisor.interfaces import Progress
 from tests.fakes.fake_launch import FakeFleet
 from tests.fakes.stub_job import free_ports
 
@@ -60,44 +58,6 @@ def test_a_start_that_fails_says_its_cause(fleet: FakeFleet, control: ControlPla
     assert exit_code_of(failure.value) == ExitCode.FAILED
     assert control.job("demo").phase == "failed"
     assert not fleet.machine.living
-
-
-def test_an_interrupted_start_is_ended(fleet: FakeFleet, control: ControlPlane) -> None:
-    fleet.probe.never_ready.add("decode-0")
-    shown: list[Progress] = []
-
-    def interrupt_later(progress: Progress) -> None:
-        shown.append(progress)
-        if "waiting for decode-0" in progress.now_doing:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        control.start(fleet.spec(), warn=lambda _notes: None, progress=interrupt_later)
-    assert {unit.name: unit.state for unit in shown[-1].units}["decode-0"] == "starting"
-    assert control.job("demo").phase == "stopped"
-    assert not fleet.machine.living
-
-
-def test_somebody_elses_start_is_not_ended_by_an_interruption(
-    fleet: FakeFleet, serve: Callable[[Any], httpx.Client]
-) -> None:
-    fleet.probe.never_ready.add("decode-0")
-    control = over_http(fleet, serve)
-    service, going_on = fleet.service(), threading.Event()
-    admission = service.admit(fleet.spec())
-    driving = threading.Thread(target=service.drive, args=(admission, lambda progress: going_on.set()))
-    driving.start()
-    assert going_on.wait(30)
-
-    def interrupt(progress: Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        control.start(fleet.spec(), warn=lambda _notes: None, progress=interrupt)
-    assert control.job("demo").phase == "starting"
-    fleet.probe.never_ready.clear()
-    driving.join(30)
-    assert control.job("demo").phase == "ready"
 
 
 def test_logs_are_followed_until_the_job_ends(fleet: FakeFleet, control: ControlPlane) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.exit_codes import MEANINGS
+from orchestrator.signals import ASKING
 from orchestrator.store.events import Event
 from tests.fakes.fake_launch import FakeFleet
 from tests.unit.orchestrator.cli_runs import JOB, Cli
@@ -19,7 +20,7 @@ from tests.unit.orchestrator.cli_runs import JOB, Cli
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    handlers = {sent: signal.getsignal(sent) for sent in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {sent: signal.getsignal(sent) for sent in ASKING}
     yield Cli(tmp_path, monkeypatch, capsys)
     for sent, handler in handlers.items():
         signal.signal(sent, handler)
