@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator import cli_events, cli_replicas, cli_serve, cli_weights
-from orchestrator.api.audit_schemas import AuditBody
+from orchestrator.api.audit_schemas import MOST_REQUESTS, AuditBody
+from orchestrator.api.pages import MOST_LOG_LINES
 from orchestrator.api.schemas import JobStatus
 from orchestrator.api.wire import Note
 from orchestrator.cli_common import AnyJobName, AsJson, JobName, complete_process, control_of, err, warn
@@ -154,7 +155,9 @@ def logs(
         str | None,
         typer.Argument(help="One process; all of them when left out.", autocompletion=complete_process),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 50,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=MOST_LOG_LINES, help="Last lines of each log.")
+    ] = 50,
     following: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow, until the job ends.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"process": ..., "line": ...} for each line.')] = False,
 ) -> None:
@@ -196,7 +199,12 @@ def audit(
     context: typer.Context,
     name: JobName,
     requests: Annotated[
-        int, typer.Option(min=1, help="At most so many of those that the router has kept; probes where it has none.")
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_REQUESTS,
+            help="At most so many of those that the router has kept; probes where it has none.",
+        ),
     ] = AuditBody().requests,
     as_json: AsJson = False,
 ) -> None:

@@ -22,6 +22,7 @@
     ├── RequestUnknown          no request of this number was made, or about no such process
     ├── AuditFailed             an audit could not be made
     │   └── AuditRefused        the job does not serve: the user asks later
+    ├── ServerUnusable          what is given as a control plane's URL is none: the user mends it
     ├── NoAnswer                a control plane is silent: nobody knows what it has done of what was asked
     ├── ProblemAnswered         a control plane has answered so
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
@@ -159,6 +160,10 @@ class AuditRefused(AuditFailed):
 
 class Unsupported(HeadraceError):
     """This version cannot do what was asked."""
+
+
+class ServerUnusable(HeadraceError):
+    """What is given as the URL of a control plane is none."""
 
 
 class NoAnswer(HeadraceError):

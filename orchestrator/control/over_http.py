@@ -105,8 +105,9 @@ class HttpControlPlane:
         return reply.status_code == codes.ACCEPTED, self._read(JobStatus, reply.content)
 
     def stop(self, name: str, say: Callable[[str], None]) -> JobStatus:
+        path = self._path(name)
         say(f"{self._url} stops {name}")
-        return self._get(JobStatus, self._path(name), method="DELETE", timeout=ONCE_DONE)
+        return self._get(JobStatus, path, method="DELETE", timeout=ONCE_DONE)
 
     def forget(self, name: str) -> None:
         self._ask("DELETE", self._path(name, "record"), timeout=ONCE_DONE)
@@ -128,7 +129,8 @@ class HttpControlPlane:
     def _log(self, name: str, process: str, lines: int, *, following: bool) -> Iterator[LogLine]:
         # A process may be silent for as long as it likes.
         timeout = ONCE_DONE if following else SOON
-        with self._stream(self._path(name, "logs", process), timeout, tail=lines, follow=following) as found:
+        path = self._path(name, "logs", process)
+        with self._stream(path, "text/plain", timeout, tail=lines, follow=following) as found:
             for line in found:
                 yield LogLine(process, line)
 
@@ -136,7 +138,8 @@ class HttpControlPlane:
         return self._get(EventList, self._events_path(name), params=_given(since=since, limit=limit))
 
     def new_events(self, name: str | None, since: int | None) -> Iterator[EventStatus]:
-        with self._stream(self._events_path(name) + "/stream", SOON, **_given(since=since)) as lines:
+        path = self._events_path(name) + "/stream"
+        with self._stream(path, "text/event-stream", SOON, **_given(since=since)) as lines:
             for line in lines:
                 field, _, value = line.partition(":")
                 if field == "data":
@@ -213,19 +216,22 @@ class HttpControlPlane:
         return reply
 
     @contextmanager
-    def _stream(self, path: str, timeout: httpx.Timeout, **parameters: Any) -> Iterator[Iterator[str]]:
+    def _stream(self, path: str, media_type: str, timeout: httpx.Timeout, **parameters: Any) -> Iterator[Iterator[str]]:
         """The lines of an answer as they come."""
         with self._answering(), self._client.stream("GET", path, params=parameters, timeout=timeout) as reply:
-            if reply.is_error:
+            if not reply.is_success:
                 reply.read()
             self._refuse_problem(reply)
+            found = reply.headers.get("content-type", "no content type")
+            if not found.startswith(media_type):
+                raise HeadraceError(f"{self._url} answers {found} to {path}; is it a `headrace serve`?")
             yield _lines(reply.iter_text())
 
     @contextmanager
     def _answering(self) -> Iterator[None]:
         try:
             yield
-        except (httpx.TransportError, httpx.InvalidURL) as error:
+        except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             raise self._no_answer(str(error) or type(error).__name__) from error
 
     def _no_answer(self, why: str) -> NoAnswer:
@@ -278,6 +284,8 @@ def _lines(chunks: Iterator[str]) -> Iterator[str]:
     for chunk in chunks:
         *complete, rest = (rest + chunk).split("\n")
         yield from (line.removesuffix("\r") for line in complete)
+    if rest:
+        yield rest
 
 
 def _merged(sources: Sequence[Callable[[], Iterator[LogLine]]]) -> Iterator[LogLine]:
