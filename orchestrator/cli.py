@@ -6,13 +6,11 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import typer
@@ -20,7 +18,8 @@ from rich.console import Console
 from rich.text import Text
 
 from orchestrator import cli_events, cli_replicas, cli_serve, cli_weights
-from orchestrator.api.audit_schemas import AuditBody
+from orchestrator.api.audit_schemas import MOST_REQUESTS, AuditBody
+from orchestrator.api.pages import MOST_LOG_LINES
 from orchestrator.api.schemas import JobStatus
 from orchestrator.api.wire import Note
 from orchestrator.cli_common import AnyJobName, AsJson, JobName, complete_process, control_of, err, warn
@@ -38,6 +37,7 @@ from orchestrator.control.plane import ControlPlane
 from orchestrator.errors import HeadraceError
 from orchestrator.exit_codes import MEANINGS, ExitCode, exit_code_of
 from orchestrator.plan.types import plan_to_json
+from orchestrator.signals import ignore_interruptions, raise_interruptions
 from orchestrator.spec.job import JobSpec
 from orchestrator.spec.load import load_job_file
 from orchestrator.store.home import home_folder
@@ -61,9 +61,7 @@ Overrides = Annotated[list[str] | None, typer.Option("--set", help="field=value,
 
 def main() -> None:
     """Entry point: errors meant for a user become one message on stderr, and an exit code."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, _interrupt)
+    raise_interruptions()
     try:
         app(prog_name="headrace")
     except HeadraceError as error:
@@ -72,6 +70,7 @@ def main() -> None:
     except SystemExit as end:
         # What typer makes of Ctrl-C.
         if end.code == ExitCode.INTERRUPTED:
+            ignore_interruptions()
             err.print("interrupted; `headrace status` says whether anything is left", highlight=False)
         raise
 
@@ -156,7 +155,9 @@ def logs(
         str | None,
         typer.Argument(help="One process; all of them when left out.", autocompletion=complete_process),
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Last lines of each log.")] = 50,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", min=0, max=MOST_LOG_LINES, help="Last lines of each log.")
+    ] = 50,
     following: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they grow, until the job ends.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help='Print {"process": ..., "line": ...} for each line.')] = False,
 ) -> None:
@@ -198,7 +199,12 @@ def audit(
     context: typer.Context,
     name: JobName,
     requests: Annotated[
-        int, typer.Option(min=1, help="At most so many of those that the router has kept; probes where it has none.")
+        int,
+        typer.Option(
+            min=1,
+            max=MOST_REQUESTS,
+            help="At most so many of those that the router has kept; probes where it has none.",
+        ),
     ] = AuditBody().requests,
     as_json: AsJson = False,
 ) -> None:
@@ -254,11 +260,3 @@ def _job_if_any(control: ControlPlane, name: str) -> JobStatus | None:
         if exit_code_of(error) != ExitCode.UNKNOWN:
             raise
         return None
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
-if __name__ == "__main__":
-    main()

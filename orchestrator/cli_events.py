@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from orchestrator.api.event_schemas import EventList, EventStatus
-from orchestrator.api.pages import LONGEST_PAGE
+from orchestrator.api.pages import LONGEST_PAGE, NUMBERS_END
 from orchestrator.cli_common import AnyJobName, AsJson, control_of
 from orchestrator.cli_show import print_model
 
@@ -18,7 +18,9 @@ from orchestrator.cli_show import print_model
 def events(
     context: typer.Context,
     name: AnyJobName = None,
-    since: Annotated[int | None, typer.Option(min=0, help="Only those behind this number, the oldest first.")] = None,
+    since: Annotated[
+        int | None, typer.Option(min=0, max=NUMBERS_END - 1, help="Only those behind this number, the oldest first.")
+    ] = None,
     lines: Annotated[
         int, typer.Option("--lines", "-n", min=0, max=LONGEST_PAGE, help="At most so many of the newest.")
     ] = 50,

@@ -67,12 +67,12 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
     if not given and not _is_loopback(host):
         mend = "give tokens with --tokens or HEADRACE_API_TOKEN, or listen on 127.0.0.1"
         raise TokensRefused(f"--host {host} can be reached from other machines, and nobody was given a token; {mend}")
+    ControlPlaneLock(home).take()
     if "admin" not in given.values():
         # Whoever reaches the API can start programs, and loopback is open to every user of the machine.
         given[kept_token(home / ADMIN_TOKEN_FILE)] = "admin"
         where = [f"the file {home / ADMIN_TOKEN_FILE}", *where]
         err.print(Text(f"the admin's bearer token is in {home / ADMIN_TOKEN_FILE}"), soft_wrap=True)
-    ControlPlaneLock(home).take()
     forget_announced(home)
     # Before the jobs of an earlier control plane are taken over.
     listener = listen(host, port)
@@ -86,7 +86,7 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
     access = Access({**given, listening.token: "admin"}, f"tokens are in {', '.join(where)}")
     app = build_app(service, access, announced(home, listening))
     given.clear()
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _leave_signals_to_the_server()
     config = uvicorn.Config(
         app, log_level="info", timeout_keep_alive=KEEP_ALIVE_S, timeout_graceful_shutdown=LAST_REPLIES_S
     )
@@ -96,6 +96,14 @@ def run_server(service: JobService, home: Path, host: str, port: int, tokens: Pa
         server.run(sockets=[listener])
     if not server.started:
         raise typer.Exit(1)
+
+
+def _leave_signals_to_the_server() -> None:
+    """It ends by SIGINT and SIGTERM in its own way, and raises what ended it once more. A terminal that is closed ends
+    it as SIGTERM does."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda _sent, _frame: signal.raise_signal(signal.SIGTERM))
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from connectors.vllm_plugin.weights.settings import LoadMode
-from orchestrator.api.pages import LONGEST_PAGE, PAGE
+from orchestrator.api.pages import LONGEST_PAGE, NUMBERS_END, PAGE
 from orchestrator.api.weight_schemas import PushBody, UpdateStatus, WeightsStatus
 from orchestrator.cli_common import AsJson, JobName, control_of
 from orchestrator.cli_show import print_model
@@ -61,7 +61,10 @@ def push(
 def cancel(
     context: typer.Context,
     name: JobName,
-    number: Annotated[int | None, typer.Option(help="Number of the update; the newest when left out.")] = None,
+    number: Annotated[
+        int | None,
+        typer.Option(min=1, max=NUMBERS_END - 1, help="Number of the update; the newest when left out."),
+    ] = None,
     wait: Annotated[bool, typer.Option(help="Wait until it has ended, or return once it is noted.")] = True,
     as_json: AsJson = False,
 ) -> None:

@@ -22,6 +22,7 @@
     ├── RequestUnknown          no request of this number was made, or about no such process
     ├── AuditFailed             an audit could not be made
     │   └── AuditRefused        the job does not serve: the user asks later
+    ├── ServerUnusable          what is given as a control plane's URL is none: the user mends it
     ├── NoAnswer                a control plane is silent: nobody knows what it has done of what was asked
     ├── ProblemAnswered         a control plane has answered so
     ├── CoordinatorReplaced     another coordinator has taken a job's weights over (store/updates.py)
@@ -98,9 +99,15 @@ class JobDiffers(JobExists):
 class JobUnknown(HeadraceError):
     """No job of this name is recorded."""
 
+    def __init__(self, name: str, recorded: Sequence[str]) -> None:
+        super().__init__(f"no job is called {name!r}; recorded jobs: {', '.join(recorded) or 'none'}")
+
 
 class ProcessUnknown(HeadraceError):
     """A job has no process of this name."""
+
+    def __init__(self, job: str, process: str, known: Sequence[str]) -> None:
+        super().__init__(f"job {job!r} has no process {process!r}; it has: {', '.join(known)}")
 
 
 class JobFailed(HeadraceError):
@@ -153,6 +160,10 @@ class AuditRefused(AuditFailed):
 
 class Unsupported(HeadraceError):
     """This version cannot do what was asked."""
+
+
+class ServerUnusable(HeadraceError):
+    """What is given as the URL of a control plane is none."""
 
 
 class NoAnswer(HeadraceError):

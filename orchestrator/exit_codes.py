@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import IntEnum
 
 from orchestrator.api.problem_kinds import kind_of
-from orchestrator.errors import HeadraceError, NoAnswer, ProblemAnswered
+from orchestrator.errors import HeadraceError, NoAnswer, ProblemAnswered, ServerUnusable
 from orchestrator.store.tokens import TokensRefused
 
 
@@ -48,7 +48,7 @@ _OF_STATUS = {
 def exit_code_of(error: HeadraceError) -> ExitCode:
     if isinstance(error, NoAnswer):
         return ExitCode.NO_ANSWER
-    if isinstance(error, TokensRefused):
+    if isinstance(error, ServerUnusable | TokensRefused):
         return ExitCode.WRONG_USE
     status = error.status if isinstance(error, ProblemAnswered) else kind_of(error).status
     return _OF_STATUS.get(status, ExitCode.FAILED)

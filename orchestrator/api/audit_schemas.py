@@ -12,9 +12,11 @@ from orchestrator.api.wire import WireModel
 from orchestrator.weights.agreement import Outcome
 from orchestrator.weights.audit import STALE, Audited
 
+MOST_REQUESTS = 1000
+
 
 class AuditBody(WireModel, json_schema_extra={"examples": [{"requests": 4}]}):
-    requests: Annotated[int, Field(ge=1, le=1000)] = 4
+    requests: Annotated[int, Field(ge=1, le=MOST_REQUESTS)] = 4
     """At most so many."""
 
 

@@ -16,7 +16,7 @@ from sse_starlette import EventSourceResponse, ServerSentEvent
 
 from orchestrator.api.event_schemas import EventList, event_list, event_status
 from orchestrator.api.examples import EVENT_STREAM
-from orchestrator.api.pages import PAGE, Limit
+from orchestrator.api.pages import NUMBERS_END, PAGE, Limit
 from orchestrator.api.problems import declared
 from orchestrator.store.jobs import JobStore
 
@@ -26,10 +26,10 @@ BEATS_EVERY_S = 15
 ENDS_WITHIN_S = 2.0
 """Once the server is told to end; then a reader that stands still is cut off."""
 
-Cursor = Annotated[int | None, Query(ge=0, lt=2**63, description="Only events behind this `seq`.")]
+Cursor = Annotated[int | None, Query(ge=0, lt=NUMBERS_END, description="Only events behind this `seq`.")]
 LastEventId = Annotated[
     int | None,
-    Header(ge=0, lt=2**63, description="As browsers send it when they connect again; stronger than `since`."),
+    Header(ge=0, lt=NUMBERS_END, description="As browsers send it when they connect again; stronger than `since`."),
 ]
 
 

@@ -11,11 +11,11 @@ from fastapi.concurrency import iterate_in_threadpool, run_in_threadpool
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 
 from deploy.logs import LogReader, tail
+from orchestrator.api.pages import MOST_LOG_LINES
 from orchestrator.api.problems import declared
 from orchestrator.store.jobs import JobStore
 from orchestrator.store.records import ENDED, StoredJob
 
-MOST_LINES = 10_000
 LOOK_EVERY_S = 0.5
 CHUNK_CHARS = 64 * 1024
 _TEXT: dict[int | str, dict[str, Any]] = {
@@ -31,7 +31,7 @@ def log_routes(store: JobStore) -> APIRouter:
         request: Request,
         name: str,
         process: str,
-        tail_lines: Annotated[int, Query(alias="tail", ge=0, le=MOST_LINES)] = 100,
+        tail_lines: Annotated[int, Query(alias="tail", ge=0, le=MOST_LOG_LINES)] = 100,
         follow: Annotated[bool, Query()] = False,
     ) -> Response:
         """The last lines of a process's log; with `follow` also new ones as they come, until the job ends. Empty where

@@ -10,7 +10,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from connectors.types import Role
 from orchestrator.api.operation_schemas import BEGUN, point_to
-from orchestrator.api.pages import PAGE, Limit
+from orchestrator.api.pages import NUMBERS_END, PAGE, Limit
 from orchestrator.api.problems import declared
 from orchestrator.api.replica_schemas import (
     LeaveBody,
@@ -24,7 +24,7 @@ from orchestrator.replica_service import ReplicaService
 from orchestrator.store.keeping import ReplicaRequest
 
 UNFORCED = LeaveBody()
-RequestNumber = Annotated[int, Path(ge=1, lt=2**63)]
+RequestNumber = Annotated[int, Path(ge=1, lt=NUMBERS_END)]
 
 
 def replica_routes(replicas: ReplicaService) -> APIRouter:

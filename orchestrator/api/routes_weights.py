@@ -8,7 +8,7 @@ from fastapi import APIRouter, Path, Response
 from fastapi.concurrency import run_in_threadpool
 
 from orchestrator.api.operation_schemas import BEGUN, point_to
-from orchestrator.api.pages import PAGE, Limit
+from orchestrator.api.pages import NUMBERS_END, PAGE, Limit
 from orchestrator.api.problems import declared
 from orchestrator.api.weight_schemas import (
     PushBody,
@@ -21,7 +21,7 @@ from orchestrator.api.weight_schemas import (
 )
 from orchestrator.weight_service import PushOptions, WeightService
 
-UpdateNumber = Annotated[int, Path(ge=1, lt=2**63)]
+UpdateNumber = Annotated[int, Path(ge=1, lt=NUMBERS_END)]
 
 
 def weight_routes(weights: WeightService) -> APIRouter:

@@ -83,8 +83,7 @@ class JobStore:
         """
         job = self.find(name)
         if job is None:
-            listed = ", ".join(self.names()) or "none"
-            raise JobUnknown(f"no job is called {name!r}; recorded jobs: {listed}")
+            raise JobUnknown(name, self.names())
         return job
 
     def find(self, name: str) -> StoredJob | None:

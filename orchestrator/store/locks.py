@@ -110,7 +110,10 @@ class ControlPlaneLock(FolderLock):
             StateInUse: another process has it.
         """
         if not self.acquire(wait_s=LOOKS_PASS_S):
-            pid = self._path.read_text(encoding="ascii").strip() or "unknown"
             mend = "stop that one, or set HEADRACE_HOME to another folder"
-            raise StateInUse(f"another control plane (pid {pid}) runs on {self._path.parent}; {mend}")
+            raise StateInUse(f"another control plane (pid {self.holder()}) runs on {self._path.parent}; {mend}")
         self._path.write_text(f"{os.getpid()}\n", encoding="ascii")
+
+    def holder(self) -> str:
+        """The pid of the process that has it, or had it last."""
+        return self._path.read_text(encoding="ascii").strip() or "unknown"

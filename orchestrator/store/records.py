@@ -94,7 +94,7 @@ class StoredJob(JobHead):
             ProcessUnknown: the text lists those that the job has.
         """
         if unit not in self.unit_names:
-            raise ProcessUnknown(f"job {self.name!r} has no process {unit!r}; it has: {', '.join(self.unit_names)}")
+            raise ProcessUnknown(self.name, unit, self.unit_names)
         return self.run.log_dir / f"{unit}.log"
 
 

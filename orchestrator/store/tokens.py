@@ -25,33 +25,45 @@ class TokensRefused(HeadraceError):
 
 
 def write_fresh_token(path: Path) -> None:
-    """Write a new token to `path`, mode 0600, whatever was there.
+    """Write a new token to `path`, mode 0600, whatever was there. At every moment the file holds a whole token.
 
     Raises:
         StateUnusable: it cannot be written.
     """
+    begun = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            os.fchmod(fd, 0o600)
-            file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+        try:
+            with os.fdopen(os.open(begun, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "w") as file:
+                file.write(secrets.token_urlsafe(TOKEN_BYTES) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            begun.replace(path)
+        finally:
+            begun.unlink(missing_ok=True)
     except OSError as error:
         raise StateUnusable(path, error) from error
 
 
 def kept_token(path: Path) -> str:
-    """The token in `path`, made at the first call.
+    """The token in `path`, made where there is none.
 
     Raises:
         StateUnusable: it can be neither read nor written.
+        TokensRefused: others can read it.
     """
     if not path.exists():
         write_fresh_token(path)
     try:
-        return path.read_text(encoding="ascii").strip()
+        with path.open(encoding="ascii") as file:
+            _refuse_others(path, file.fileno())
+            token = file.read().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise StateUnusable(path, error) from error
+    if token:
+        return token
+    write_fresh_token(path)
+    return kept_token(path)
 
 
 def read_roles(path: Path) -> dict[str, Role]:
@@ -62,8 +74,7 @@ def read_roles(path: Path) -> dict[str, Role]:
     """
     try:
         with path.open("rb") as file:
-            if stat.S_IMODE(os.fstat(file.fileno()).st_mode) & _OTHERS:
-                raise TokensRefused(f"{path}: others can read or write it; `chmod 600 {path}`")
+            _refuse_others(path, file.fileno())
             table = tomllib.load(file)
     except (OSError, ValueError) as error:
         # A parser's message may repeat what it does not understand.
@@ -73,3 +84,8 @@ def read_roles(path: Path) -> dict[str, Role]:
         if not token or role not in ROLES:
             raise TokensRefused(f"{path}: entry {number} is no token with one of the roles {', '.join(ROLES)}")
     return table
+
+
+def _refuse_others(path: Path, fd: int) -> None:
+    if stat.S_IMODE(os.fstat(fd).st_mode) & _OTHERS:
+        raise TokensRefused(f"{path}: others can read or write it; `chmod 600 {path}`")

@@ -76,7 +76,7 @@ class Headrace:
 
     @staticmethod
     def command(*arguments: str) -> list[str]:
-        return [sys.executable, "-m", "orchestrator.cli", *arguments]
+        return [sys.executable, "-m", "orchestrator", *arguments]
 
     def run(self, *arguments: str, timeout_s: float = UP_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

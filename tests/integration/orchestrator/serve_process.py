@@ -33,7 +33,7 @@ class Serve:
     def __init__(self, home: Path) -> None:
         self.home = home
         (port,) = free_ports(1)
-        self.command = [sys.executable, "-m", "orchestrator.cli", "serve", "--port", str(port)]
+        self.command = [sys.executable, "-m", "orchestrator", "serve", "--port", str(port)]
         self.environment = {**os.environ, "HEADRACE_HOME": str(home), "HEADRACE_API_TOKEN": "secret"}
         headers = {"authorization": "Bearer secret"}
         self.client = httpx.Client(

@@ -20,6 +20,7 @@ from orchestrator.api.schemas import JobStatus
 from orchestrator.api.weight_schemas import UpdateList, UpdateStatus, WeightsStatus
 from orchestrator.api.wire import WireModel
 from orchestrator.cli import app
+from orchestrator.signals import ASKING
 from orchestrator.store.database import Database
 from orchestrator.store.updates import UpdateStore
 from orchestrator.weights.journal import position_of
@@ -46,11 +47,18 @@ LIFE: tuple[tuple[str, int, type[WireModel] | None], ...] = (
     ("logs demo -n 1", 0, None),
     ("logs demo router --json", 0, None),
     ("logs demo ruter", 5, None),
+    ("logs demo ..", 5, None),
+    ("logs demo -n 10001", 2, None),
     ("events demo --since 0", 0, None),
     ("events nobody", 5, None),
+    ("events .. --json", 5, None),
+    ("events --since 9223372036854775808", 2, None),
+    ("status ..", 5, None),
+    ("down demo/record", 5, None),
     ("audit demo", 3, None),
     ("audit demo --json", 3, AuditStatus),
     ("audit nobody", 5, None),
+    ("audit demo --requests 1001", 2, None),
     ("restart demo router", 4, None),
     ("restart demo router --force --json", 0, RequestStatus),
     ("restart demo ruter", 5, None),
@@ -66,6 +74,9 @@ LIFE: tuple[tuple[str, int, type[WireModel] | None], ...] = (
     ("weights history demo --lines 0", 2, None),
     ("weights cancel demo", 1, None),
     ("weights cancel demo --number 7", 5, None),
+    ("weights cancel demo --number 0", 2, None),
+    ("weights cancel demo --number 9223372036854775807", 5, None),
+    ("weights cancel demo --number 9223372036854775808", 2, None),
     ("drain demo decode-0 --force --no-wait --json", 0, RequestStatus),
     ("drain demo decode-0", 4, None),
     ("scale demo decode 1", 4, None),
@@ -134,7 +145,7 @@ def _comparable(said: Said, home: Path) -> str:
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    handlers = {sent: signal.getsignal(sent) for sent in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {sent: signal.getsignal(sent) for sent in ASKING}
     cli = Cli(tmp_path, monkeypatch, capsys)
     cli.job(UPDATABLE)
     (tmp_path / "checkpoint").mkdir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from orchestrator.exit_codes import ExitCode, exit_code_of
 from orchestrator.store.events import Event
 from orchestrator.store.listening import Listening, announced, announced_in
 from orchestrator.store.locks import ControlPlaneLock
-from orchestrator.supervisor.interfaces import Progress
 from tests.fakes.fake_launch import FakeFleet
 from tests.fakes.stub_job import free_ports
 
@@ -62,44 +61,6 @@ def test_a_start_that_fails_says_its_cause(fleet: FakeFleet, control: ControlPla
     assert not fleet.machine.living
 
 
-def test_an_interrupted_start_is_ended(fleet: FakeFleet, control: ControlPlane) -> None:
-    fleet.probe.never_ready.add("decode-0")
-    shown: list[Progress] = []
-
-    def interrupt_later(progress: Progress) -> None:
-        shown.append(progress)
-        if "waiting for decode-0" in progress.now_doing:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        control.start(fleet.spec(), warn=lambda _notes: None, progress=interrupt_later)
-    assert {unit.name: unit.state for unit in shown[-1].units}["decode-0"] == "starting"
-    assert control.job("demo").phase == "stopped"
-    assert not fleet.machine.living
-
-
-def test_somebody_elses_start_is_not_ended_by_an_interruption(
-    fleet: FakeFleet, serve: Callable[[Any], httpx.Client]
-) -> None:
-    fleet.probe.never_ready.add("decode-0")
-    control = over_http(fleet, serve)
-    service, going_on = fleet.service(), threading.Event()
-    admission = service.admit(fleet.spec())
-    driving = threading.Thread(target=service.drive, args=(admission, lambda progress: going_on.set()))
-    driving.start()
-    assert going_on.wait(30)
-
-    def interrupt(progress: Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        control.start(fleet.spec(), warn=lambda _notes: None, progress=interrupt)
-    assert control.job("demo").phase == "starting"
-    fleet.probe.never_ready.clear()
-    driving.join(30)
-    assert control.job("demo").phase == "ready"
-
-
 def test_logs_are_followed_until_the_job_ends(fleet: FakeFleet, control: ControlPlane) -> None:
     job = fleet.running()
     found = control.logs("demo", "router", 1, following=True)
@@ -108,8 +69,10 @@ def test_logs_are_followed_until_the_job_ends(fleet: FakeFleet, control: Control
         log.write("a\u2028b\x0cc\n")
     # Only a line feed ends a line.
     assert next(found) == ("router", "a\u2028b\x0cc")
+    with (job.run.log_dir / "router.log").open("a") as log:
+        log.write("unended")
     fleet.service().stop("demo")
-    assert list(found) == []
+    assert list(found) == [("router", "unended")]
     every = list(control.logs("demo", None, 1, following=True))
     assert sorted(each.process for each in every) == sorted(job.unit_names)
 
@@ -157,14 +120,37 @@ def test_whoever_waits_asks_for_nothing_else_and_no_longer_than_the_job_lives(
     assert asked[1:] == [one, operation, operation, one]
 
 
+@pytest.mark.parametrize("name", ["demo/record", "..", ".", ""])
+def test_a_name_that_would_lead_elsewhere_is_nobodys(fleet: FakeFleet, control: ControlPlane, name: str) -> None:
+    job = fleet.running()
+    for act in (control.job, control.weights, lambda name: control.events(name, None, 1), control.forget):
+        with pytest.raises(HeadraceError, match=f"no job is called '{name}'; recorded jobs: demo") as unknown:
+            act(name)
+        assert exit_code_of(unknown.value) == ExitCode.UNKNOWN
+    with pytest.raises(HeadraceError, match=f"no job is called '{name}'"):
+        control.stop(name, lambda _text: None)
+    if name:
+        for find in (
+            lambda: [*control.logs("demo", name, 1, following=False)],
+            lambda: control.restart("demo", name, force=True),
+        ):
+            with pytest.raises(
+                HeadraceError, match=f"job 'demo' has no process '{name}'; it has: mooncake-"
+            ) as unknown:
+                find()
+            assert exit_code_of(unknown.value) == ExitCode.UNKNOWN
+    assert fleet.store.get("demo") == job
+
+
 def test_a_silent_control_plane(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     control = HttpControlPlane(f"http://127.0.0.1:{port}", TOKEN, is_local=True)
     with pytest.raises(NoAnswer, match=f"127.0.0.1:{port} gives no answer.*see that `headrace serve` runs") as silence:
         control.names()
     assert exit_code_of(silence.value) == ExitCode.NO_ANSWER
-    with pytest.raises(NoAnswer):
-        HttpControlPlane("no-url", TOKEN, is_local=True).names()
+    for url in ("no-url", "http://a..b:1", f"http://{'a' * 64}.example:1"):
+        with pytest.raises(NoAnswer):
+            HttpControlPlane(url, TOKEN, is_local=True).names()
 
 
 def test_a_wrong_token(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> None:
@@ -187,6 +173,36 @@ def test_what_is_no_control_plane_is_said_to_be_none(serve: Callable[[Any], http
         control.events(None, None, 1)
     with pytest.raises(HeadraceError, match="another version of Headrace .jobs: Field required"):
         control.names()
+
+
+@pytest.mark.parametrize("status", [200, 302])
+@pytest.mark.parametrize("media_type", ["text/html; charset=utf-8", "application/json"])
+def test_a_page_of_another_program_is_no_log_and_no_stream(
+    serve: Callable[[Any], httpx.Client], status: int, media_type: str
+) -> None:
+    async def other(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-type", media_type.encode())]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": b"<html>data: 1"})
+
+    control = HttpControlPlane(str(serve(other).base_url), "", is_local=True)
+    with pytest.raises(HeadraceError, match="is it a `headrace serve`"):
+        list(control.logs("demo", "router", 1, following=False))
+    with pytest.raises(HeadraceError, match="is it a `headrace serve`"):
+        next(control.new_events(None, None))
+
+
+def test_an_answer_that_cannot_be_decoded_is_none(serve: Callable[[Any], httpx.Client]) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-type", b"text/plain"), (b"content-encoding", b"gzip")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no gzip"})
+
+    control = HttpControlPlane(str(serve(broken).base_url), "", is_local=True)
+    with pytest.raises(NoAnswer):
+        control.names()
+    with pytest.raises(NoAnswer):
+        list(control.logs("demo", "router", 1, following=False))
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])
@@ -237,7 +253,8 @@ def test_a_server_that_hangs_is_passed_over_and_named(held: Path, warnings: list
     (port,) = free_ports(1)
     with announced(held, Listening(url=f"http://127.0.0.1:{port}", token=TOKEN)):
         assert chosen(held, warnings) is LocalControlPlane
-    assert [f"127.0.0.1:{port}" in text and str(held) in text for text in warnings] == [True]
+    assert [f"127.0.0.1:{port} (pid {os.getpid()}) does not answer" in text for text in warnings] == [True]
+    assert str(held) in warnings[0]
 
 
 def test_a_server_on_the_state_folder_is_found(

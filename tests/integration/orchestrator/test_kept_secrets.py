@@ -81,7 +81,7 @@ def check_files(running: RunningControlPlane) -> None:
 
 def rendered(folder: Path) -> str:
     (folder / "job.json").write_text(json.dumps(JOB))
-    command = [sys.executable, "-m", "orchestrator.cli", "render", str(folder / "job.json")]
+    command = [sys.executable, "-m", "orchestrator", "render", str(folder / "job.json")]
     environment = {"HEADRACE_HOME": str(folder / "elsewhere"), "PATH": "/usr/bin:/bin"}
     shown = [
         subprocess.run([*command, *more], cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -92,6 +92,14 @@ def test_killed_while_a_job_runs_and_while_it_stops(serve: Serve, store: JobStor
     assert {status.exit_code for status in backend.poll(job.run, job.records).values()} == {-signal.SIGKILL}
 
 
+def test_a_terminal_that_is_closed_ends_it_as_it_should(serve: Serve) -> None:
+    serve.start()
+    assert (serve.home / "control-plane.json").exists()
+    assert serve.end(signal.SIGHUP) == -signal.SIGTERM
+    assert not (serve.home / "control-plane.json").exists()
+    assert "Traceback" not in (serve.home / "serve.log").read_text()
+
+
 def test_told_to_end_it_ends_its_streams_and_a_second_one_is_refused(
     serve: Serve, store: JobStore, tmp_path: Path
 ) -> None:

@@ -39,7 +39,7 @@ class Cli:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self.folder = folder
         self.home = folder / "home"
-        self.command = [sys.executable, "-m", "orchestrator.cli"]
+        self.command = [sys.executable, "-m", "orchestrator"]
         self._monkeypatch = monkeypatch
         self._capsys = capsys
         monkeypatch.setenv("HEADRACE_HOME", str(self.home))

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.exit_codes import MEANINGS
+from orchestrator.signals import ASKING
 from orchestrator.store.events import Event
 from tests.fakes.fake_launch import FakeFleet
 from tests.unit.orchestrator.cli_runs import JOB, Cli
@@ -19,7 +20,7 @@ from tests.unit.orchestrator.cli_runs import JOB, Cli
 
 @pytest.fixture
 def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Cli]:
-    handlers = {sent: signal.getsignal(sent) for sent in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {sent: signal.getsignal(sent) for sent in ASKING}
     yield Cli(tmp_path, monkeypatch, capsys)
     for sent, handler in handlers.items():
         signal.signal(sent, handler)
@@ -67,6 +68,15 @@ def test_what_keeps_a_plan_from_being_started_stands_at_its_end(cli: Cli) -> Non
 def test_wrong_use(cli: Cli) -> None:
     assert "No such command" in cli("rendr", code=2).stderr
     assert "Missing argument" in cli("render", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "server",
+    ["127.0.0.1:8700", "ftp://127.0.0.1", "http://127.0.0.1:abc", "http://a..b:1", f"http://{'a' * 64}", "http://"],
+)
+def test_a_server_that_is_no_url(cli: Cli, server: str) -> None:
+    said = " ".join(cli("--server", server, "status", code=2).stderr.split())
+    assert f"{server!r} is no URL of a `headrace serve`; give one such as http://127.0.0.1:8700" in said
 
 
 def test_no_job_yet(cli: Cli) -> None:
@@ -169,12 +179,28 @@ def test_an_interruption_is_said_and_is_130(cli: Cli, sent: signal.Signals) -> N
     assert said == "interrupted; `headrace status` says whether anything is left\n"
 
 
+def test_an_interruption_of_a_program_that_still_loads_says_nothing_and_is_130(cli: Cli) -> None:
+    interrupting = """
+import sys
+class Interrupting:
+    def find_spec(self, name, path, target=None):
+        if name == "orchestrator.cli_common":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting())
+from orchestrator.__main__ import main
+main()
+"""
+    done = subprocess.run([*cli.command[:1], "-c", interrupting, "status"], capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")
+
+
 def test_a_reader_that_leaves_is_no_error(cli: Cli, stopped: FakeFleet) -> None:
     log = stopped.store.get("demo").run.log_dir / "router.log"
-    log.write_text("line\n" * 200_000)
-    shell = f"{shlex.join(cli.command)} logs demo router -n 200000 | head -1"
+    # More than a pipe holds.
+    log.write_text(f"line{' ' * 100}\n" * 10_000)
+    shell = f"{shlex.join(cli.command)} logs demo router -n 10000 | head -1"
     done = subprocess.run(["sh", "-c", shell], capture_output=True, text=True, check=False)
-    assert done.stdout == "line\n"
+    assert done.stdout.rstrip() == "line"
     assert done.stderr == ""
 
 

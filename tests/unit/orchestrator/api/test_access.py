@@ -15,8 +15,9 @@ def test_a_token_has_its_role_and_no_other_text_has_one() -> None:
     assert "first" not in repr(vars(access))
 
 
-def test_nobody_is_known_where_there_are_no_tokens() -> None:
+def test_nobody_is_known_without_a_token() -> None:
     assert Access({}).role_of(b"") is None
+    assert Access({"": "admin"}).role_of(b"") is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
 
@@ -26,6 +28,40 @@ def test_a_fresh_token_replaces_the_old_one_and_its_mode(tmp_path: Path) -> None
     write_fresh_token(path)
     assert path.read_text() != "old"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_an_empty_file_holds_no_token(tmp_path: Path) -> None:
+    path = tmp_path / "api-token"
+    for nothing in ("", "\n"):
+        path.write_text(nothing)
+        path.chmod(0o600)
+        token = kept_token(path)
+        assert len(token) >= 32
+        assert kept_token(path) == token
+
+
+def test_a_token_that_cannot_be_written_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(_fd: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    path = tmp_path / "api-token"
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StateUnusable, match="No space left"):
+        kept_token(path)
+    assert list(tmp_path.iterdir()) == []
+    path.write_text("old")
+    with pytest.raises(StateUnusable):
+        write_fresh_token(path)
+    assert [(each, each.read_text()) for each in tmp_path.iterdir()] == [(path, "old")]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620])
+def test_a_kept_token_that_others_can_read(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "api-token"
+    kept_token(path)
+    path.chmod(mode)
+    with pytest.raises(TokensRefused, match=f"chmod 600 {path}"):
+        kept_token(path)
 
 
 def test_a_folder_in_its_place_is_an_error_with_the_path(tmp_path: Path) -> None:
