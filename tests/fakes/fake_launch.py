@@ -298,7 +298,9 @@ class FakeFleet:
         data = pd_data(**changes)
         for role in data["roles"].values():
             role.setdefault("replicas", self._pairs)
-        return plan_of(data, self._facts(spec_of(data), self.store.folder("demo"), frozenset()))
+        spec = spec_of(data)
+        reserved = self.store.reserved_ports(except_job=spec.name)
+        return plan_of(data, self._facts(spec, self.store.folder("demo"), reserved))
 
     def record(self, plan: JobPlan | None = None, run_id: str = "run-1", now: float = NOW) -> StoredJob:
         """A job that is about to start."""

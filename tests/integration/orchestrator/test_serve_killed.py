@@ -92,6 +92,15 @@ def test_killed_while_a_job_runs_and_while_it_stops(serve: Serve, store: JobStor
     assert {status.exit_code for status in backend.poll(job.run, job.records).values()} == {-signal.SIGKILL}
 
 
+@pytest.fixture
+def _has_a_terminal() -> Iterator[None]:
+    """Who runs these tests may ignore what comes of its end, and a child inherits that."""
+    handler = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, handler)
+
+
+@pytest.mark.usefixtures("_has_a_terminal")
 def test_a_terminal_that_is_closed_ends_it_as_it_should(serve: Serve) -> None:
     serve.start()
     assert (serve.home / "control-plane.json").exists()
