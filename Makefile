@@ -59,6 +59,7 @@ test-processes: setup
 test-stack: stack
 	$(PYTEST) -m "not full" $(STACK) | sed --unbuffered 's/^/[stack] /'
 
+# What no engine runs in, one after the other: beside it go tests that mostly wait.
 test-parts:
 	@$(MAKE) --no-print-directory test-light
 	@$(MAKE) --no-print-directory test-stack
@@ -70,7 +71,7 @@ test-jobs: stack
 	$(PYTEST) -m "not full" $(JOBS) | sed --unbuffered 's/^/[jobs] /'
 
 # Engines after all else: as they start they leave no core to tests that wait on the clock.
-test: stack ## everything a change can break, on the real parts too; about 25 minutes
+test: stack ## everything a change can break, on the real parts too; about 20 minutes
 	@$(MAKE) --no-print-directory --jobs=2 test-parts test-processes
 	@$(MAKE) --no-print-directory --jobs=2 test-engines test-jobs
 
