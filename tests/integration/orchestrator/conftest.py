@@ -10,9 +10,12 @@ import httpx
 import pytest
 
 from orchestrator import replica_keeper
+from orchestrator.control.local import LocalControlPlane
+from orchestrator.control.plane import ControlPlane
 from orchestrator.supervisor import restarts
 from tests.fakes.fake_launch import FakeFleet
 from tests.integration.orchestrator import kept_fleet
+from tests.integration.orchestrator.planes import served
 from tests.integration.orchestrator.serving import Forwarder, serving
 
 
@@ -46,3 +49,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def two_pairs(tmp_path: Path, quick: None) -> FakeFleet:
     """A job of two pairs of engines that serves; nobody supervises it yet."""
     return kept_fleet.serving(FakeFleet(tmp_path, pairs=2))
+
+
+@pytest.fixture(params=["local", "http"])
+def control(request: pytest.FixtureRequest, fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> ControlPlane:
+    """Over the `fleet` of the module: from its state folder, and by its API."""
+    return LocalControlPlane(fleet.service()) if request.param == "local" else served(fleet, serve)

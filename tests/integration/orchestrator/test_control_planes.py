@@ -27,26 +27,14 @@ from orchestrator.store.listening import Listening, announced, announced_in
 from orchestrator.store.locks import ControlPlaneLock
 from tests.fakes.fake_launch import FakeFleet
 from tests.fakes.stub_job import free_ports
+from tests.integration.orchestrator.planes import TOKEN
 
-TOKEN = "the-token"
 NOBODY_TOLD = Told(server=None, token_file=None)
 
 
 @pytest.fixture
 def fleet(tmp_path: Path) -> FakeFleet:
     return FakeFleet(tmp_path)
-
-
-@pytest.fixture(params=["local", "http"])
-def control(request: pytest.FixtureRequest, fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> ControlPlane:
-    if request.param == "local":
-        return LocalControlPlane(fleet.service())
-    return over_http(fleet, serve)
-
-
-def over_http(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> HttpControlPlane:
-    url = str(serve(build_app(fleet.service(), Access({TOKEN: "admin"}))).base_url)
-    return HttpControlPlane(url, TOKEN, is_local=True)
 
 
 def test_a_start_that_fails_says_its_cause(fleet: FakeFleet, control: ControlPlane) -> None:

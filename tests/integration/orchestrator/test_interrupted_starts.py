@@ -18,15 +18,14 @@ from fastapi.concurrency import run_in_threadpool
 from orchestrator.api.access import Access
 from orchestrator.api.server import build_app
 from orchestrator.control import over_http
-from orchestrator.control.local import LocalControlPlane
 from orchestrator.control.over_http import HttpControlPlane
 from orchestrator.control.plane import ControlPlane
 from orchestrator.supervisor.interfaces import Progress
 from tests.fakes.fake_launch import FakeFleet
+from tests.integration.orchestrator.planes import TOKEN, served
 from tests.integration.orchestrator.serve_process import until
 from tests.unit.orchestrator.cli_runs import JOB
 
-TOKEN = "the-token"
 WAIT_S = 60
 COMMAND = [sys.executable, "-m", "orchestrator"]
 NO_WISH_IS_THE_SAME = [
@@ -39,8 +38,6 @@ NO_WISH_IS_THE_SAME = [
 class Interrupting:
     """Progress that is interrupted once, where `when` says so."""
 
-    at: Progress
-
     def __init__(self, when: Callable[[Progress], bool]) -> None:
         self._when = when
         self._has_been = False
@@ -48,7 +45,6 @@ class Interrupting:
     def __call__(self, progress: Progress) -> None:
         if not self._has_been and self._when(progress):
             self._has_been = True
-            self.at = progress
             raise KeyboardInterrupt
 
 
@@ -57,24 +53,16 @@ def fleet(tmp_path: Path) -> FakeFleet:
     return FakeFleet(tmp_path)
 
 
-@pytest.fixture(params=["local", "http"])
-def control(request: pytest.FixtureRequest, fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> ControlPlane:
-    if request.param == "local":
-        return LocalControlPlane(fleet.service())
-    return served(fleet, serve)
-
-
-def served(fleet: FakeFleet, serve: Callable[[Any], httpx.Client]) -> HttpControlPlane:
-    url = str(serve(build_app(fleet.service(), Access({TOKEN: "admin"}))).base_url)
-    return HttpControlPlane(url, TOKEN, is_local=True)
-
-
 def test_an_interrupted_start_is_ended(fleet: FakeFleet, control: ControlPlane) -> None:
     fleet.probe.never_ready.add("decode-0")
-    interrupting = Interrupting(lambda progress: "waiting for decode-0" in progress.now_doing)
+
+    def is_awaited(progress: Progress) -> bool:
+        # What is done now is looked at a moment after the states of processes.
+        states = {unit.name: unit.state for unit in progress.units}
+        return "waiting for decode-0" in progress.now_doing and states["decode-0"] == "starting"
+
     with pytest.raises(KeyboardInterrupt):
-        control.start(fleet.spec(), warn=lambda _notes: None, progress=interrupting)
-    assert {unit.name: unit.state for unit in interrupting.at.units}["decode-0"] == "starting"
+        control.start(fleet.spec(), warn=lambda _notes: None, progress=Interrupting(is_awaited))
     assert control.job("demo").phase == "stopped"
     assert not fleet.machine.living
 
