@@ -14,8 +14,9 @@ LIGHT := $(wildcard tests/unit tests/property tests/architecture tests/golden)
 MODEL_CHECK := $(wildcard tests/model)
 PROCESSES := $(wildcard tests/integration)
 STACK := $(wildcard tests/stack)
-ENGINES := $(wildcard tests/engines)
-JOBS := $(wildcard tests/e2e tests/faults tests/stale tests/fleet)
+# Two halves of what starts engines and jobs, about as long; the first takes other ports than the second.
+ENGINES := $(wildcard tests/engines tests/faults)
+JOBS := $(wildcard tests/e2e tests/stale tests/fleet)
 
 .PHONY: help setup stack ruff types imports spelling lint light check test-light test-processes test-stack test-parts test-engines test-jobs test test-full check-model check-stale demo bench-router bench-weights bench-updates bench-state faults clean
 
@@ -65,7 +66,7 @@ test-parts:
 	@$(MAKE) --no-print-directory test-stack
 
 test-engines: stack
-	$(PYTEST) -m "not full" $(ENGINES) | sed --unbuffered 's/^/[engines] /'
+	HEADRACE_TEST_PORTS=13000 $(PYTEST) -m "not full" $(ENGINES) | sed --unbuffered 's/^/[engines] /'
 
 test-jobs: stack
 	$(PYTEST) -m "not full" $(JOBS) | sed --unbuffered 's/^/[jobs] /'

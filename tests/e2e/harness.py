@@ -35,8 +35,9 @@ ENGINE = {
     "kv_cache_memory_bytes": 128 << 20,
 }
 POOL_BYTES = 64 << 20
-PORTS = {"base": 12_000}
-"""Apart from the ports of tests/engines and of all that picks free ones: those tests run at the same time."""
+PORTS = {"base": int(os.environ.get("HEADRACE_TEST_PORTS", "12000"))}
+"""Apart from the ports of tests/engines and of all that picks free ones, and, by the variable, from those of jobs of
+another pytest: these tests run at the same time."""
 PATIENT_HANDOFF = {"lease": 120}
 """Seconds, for a fleet that is worked hard on a busy machine. A decode engine keeps a lease up as it steps, and not
 before it has connected to the prefill engine, which was seen to take a minute the first time; what it reads after the
@@ -169,7 +170,8 @@ def clear_local_cache(url: str, headers: dict[str, str]) -> None:
         reply = httpx.post(f"{url}/reset_prefix_cache", params=params, headers=headers, timeout=30, trust_env=False)
         return reply.status_code == 200 and bool(reply.json()["success"])
 
-    wait_until(f"{url} clears its own cache", cleared)
+    # A handoff that nobody reads, because its client left, keeps its blocks for its lease.
+    wait_until(f"{url} clears its own cache", cleared, PATIENT_HANDOFF["lease"] + SETTLE_S)
 
 
 @dataclass(frozen=True)
