@@ -1,12 +1,12 @@
 """What a request asks the dispatcher, and what it is told.
 
 `flow.py` makes an `Ask` per leg, `dispatcher.py` answers it at once or later. All of it is plain data that can cross a
-process border: with several workers the dispatcher lives in another process than the flow.
+process border (`io/wire.py`): with several workers the dispatcher lives in another process than the flow.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import msgspec
 
@@ -24,7 +24,10 @@ LegOutcome = Literal[
 """How a leg ended. expired: it was never sent, its handoff had become too old on the way to the connection."""
 
 
-class Ask(msgspec.Struct, frozen=True, kw_only=True):
+_FAILURES: dict[LegOutcome, LegFailure] = {each: each for each in get_args(LegFailure)}
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """A request wants a replica for its next leg."""
 
     request: int
@@ -47,7 +50,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """First legs only: the client wants weights committed at or after this version."""
 
 
-class Grant(msgspec.Struct, frozen=True, kw_only=True):
+class Grant(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """A replica is reserved; it is given back with the leg's end."""
 
     ticket: int
@@ -62,7 +65,7 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
     reason: Reason
 
 
-class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+class Refusal(msgspec.Struct, frozen=True, kw_only=True, array_like=True, tag=True):
     """No replica. A second leg may still be served in another way; see `Flow`."""
 
     serial: int
@@ -70,7 +73,7 @@ class Refusal(msgspec.Struct, frozen=True, kw_only=True):
     message: str
 
 
-class LegEnd(msgspec.Struct, frozen=True):
+class LegEnd(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """A leg is over and its ticket void."""
 
     ticket: int
@@ -86,7 +89,4 @@ class LegEnd(msgspec.Struct, frozen=True):
     @property
     def failure(self) -> LegFailure | None:
         """The outcome as the table counts it; None if the replica did its part."""
-        match self.outcome:
-            case "unreachable" | "broken" | "timeout" | "engine_error" | "local":
-                return self.outcome
-        return None
+        return _FAILURES.get(self.outcome)

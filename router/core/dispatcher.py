@@ -14,9 +14,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from heapq import heappop, heappush
 
+import msgspec
+
 from router.core.asks import Ask, Grant, LegEnd, Refusal
 from router.core.epochs import Epochs
-from router.core.fleet import Fleet, Reservation
+from router.core.fleet import Fleet
 from router.core.gate import Gate
 from router.core.sessions import Session
 from router.settings import EngineRole, RouterSettings
@@ -46,18 +48,15 @@ class Limits:
         )
 
 
-class _Request:
-    __slots__ = ("admitted", "ask", "lane", "number", "session", "until")
-
-    def __init__(self, number: int, session: Session) -> None:
-        self.number = number
-        self.session = session
-        self.admitted = False
-        """It has been granted a leg: from then on it counts towards the total."""
-        self.ask: Ask | None = None
-        """What it waits for."""
-        self.lane: Lane | None = None
-        self.until = 0.0
+class _Request(msgspec.Struct, eq=False):
+    number: int
+    session: Session
+    admitted: bool = False
+    """It has been granted a leg: from then on it counts towards the total."""
+    ask: Ask | None = None
+    """What it waits for."""
+    lane: Lane | None = None
+    until: float = 0.0
 
 
 class Dispatcher:
@@ -180,7 +179,8 @@ class Dispatcher:
             if usable and not pairs and not alone:
                 return _VERSION
         if pairs:
-            role: EngineRole = "decode" if self._skips_prefill(request, ask, pairs) else "prefill"
+            below = self._limits.skip_prefill_below_tokens
+            role: EngineRole = "decode" if below and self._skips_prefill(request, ask, pairs, below) else "prefill"
             return self._place(request, ask, role, pairs, now)
         if alone:
             return self._place(request, ask, "colocated", alone, now)
@@ -204,11 +204,7 @@ class Dispatcher:
         if not request.admitted:
             request.admitted = True
             self._admitted += 1
-        return self._grant(ask, made)
-
-    def _grant(self, ask: Ask, made: Reservation) -> Grant:
         member = made.member
-        assert member.epoch is not None, f"{member.name} was chosen without an epoch"
         return Grant(
             ticket=made.ticket,
             serial=ask.serial,
@@ -216,16 +212,16 @@ class Dispatcher:
             replica=member.name,
             url=member.url,
             instance=member.instance,
-            epoch=member.epoch,
-            version=self.epochs.version_of(member.epoch),
+            epoch=made.epoch,
+            version=self.epochs.version_of(made.epoch),
             reason=made.reason,
         )
 
-    def _skips_prefill(self, request: _Request, ask: Ask, epochs: list[int]) -> bool:
+    def _skips_prefill(self, request: _Request, ask: Ask, epochs: list[int], below: int) -> bool:
         """Would the pinned decode replica compute so little of this follow-up that a prefill leg costs more?"""
-        session, below = request.session, self._limits.skip_prefill_below_tokens
+        session = request.session
         pinned = session.decode
-        if not below or pinned is None or not pinned.present or pinned.name in ask.avoid or pinned.epoch not in epochs:
+        if pinned is None or not pinned.present or pinned.name in ask.avoid or pinned.epoch not in epochs:
             return False
         return session.known_epoch == pinned.epoch and 0 <= ask.tokens - session.known_tokens < below
 

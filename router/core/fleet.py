@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from router.core.asks import LegEnd, LegOutcome, Reason
 from router.core.breaker import Breaker, BreakerRules
 from router.core.load import LoadIndex
@@ -23,29 +25,25 @@ from router.settings import EngineRole, RouterSettings, StickyLeastLoaded
 ROLES: tuple[EngineRole, ...] = ("prefill", "decode", "colocated")
 _ANSWERED: tuple[LegOutcome, ...] = ("ok", "client_error", "engine_error")
 """How legs end of which the engine said so."""
+_SERVED: tuple[LegOutcome, ...] = ("ok", "client_error")
 _UNREAD: tuple[LegOutcome, ...] = ("engine_error", "timeout")
 """How decode legs end that may have failed to fetch their handoff. A lost connection says nothing of it."""
 
 
-class Reservation:
+class Reservation(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """A leg's place on a member, from the choice to the end of the leg."""
 
-    __slots__ = ("ahead", "epoch", "fresh", "member", "reason", "session", "ticket", "tokens")
-
-    def __init__(
-        self, ticket: int, member: Member, session: Session, tokens: int, *, reason: Reason, fresh: bool
-    ) -> None:
-        self.ticket = ticket
-        self.member = member
-        self.session = session
-        self.tokens = tokens
-        self.epoch = member.epoch
-        """The member's, when the leg was placed."""
-        self.ahead = member.tokens
-        """Tokens in flight there, the leg's own included, when it was placed."""
-        self.reason = reason
-        self.fresh = fresh
-        """Nothing of the session was known to any engine before."""
+    ticket: int
+    member: Member
+    session: Session
+    tokens: int
+    epoch: int
+    """The member's, when the leg was placed."""
+    ahead: int
+    """Tokens in flight there, the leg's own included, when it was placed."""
+    reason: Reason
+    fresh: bool
+    """Nothing of the session was known to any engine before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,16 +248,26 @@ class Fleet:
         self._tickets += 1
         member.tokens += tokens
         member.legs += 1
-        self._touch(member)
-        made = Reservation(self._tickets, member, session, tokens, reason=reason, fresh=fresh)
-        self._open[self._tickets] = made
+        if not member.has_room:
+            self._touch(member)
+        assert member.epoch is not None, f"{member.name} was chosen without an epoch"
+        made = self._open[self._tickets] = Reservation(
+            ticket=self._tickets,
+            member=member,
+            session=session,
+            tokens=tokens,
+            epoch=member.epoch,
+            ahead=member.tokens,
+            reason=reason,
+            fresh=fresh,
+        )
         return made
 
     def end_leg(self, end: LegEnd, now: float) -> Reservation:
         """A leg is over: give its place back, once, and learn from how it went."""
         reservation = self._open.pop(end.ticket, None)
         assert reservation is not None, f"ticket {end.ticket} was given back before"
-        member, failure = reservation.member, end.failure
+        member = reservation.member
         member.tokens -= reservation.tokens
         member.legs -= 1
         assert member.tokens >= 0, f"tokens of {member.name} below 0"
@@ -268,11 +276,12 @@ class Fleet:
             member.heard_at = now
         if end.outcome == "ok":
             self._learn(reservation, end)
-        self._judge_handoff(end)
-        if failure is None:
-            if end.outcome in ("ok", "client_error"):
+        if end.handoff_from:
+            self._judge_handoff(end)
+        if end.outcome in _SERVED:
+            if member.breaker.opened or member.breaker.failures:
                 member.breaker.leg_succeeded()
-        elif end.blamed:
+        elif end.blamed and (failure := end.failure) is not None:
             was_usable = member.usable
             member.leg_failed(failure, now)
             if was_usable and not member.usable and failure in ("unreachable", "broken"):
@@ -280,7 +289,8 @@ class Fleet:
                 self._refresh(member)
                 self._lose_sessions(member)
                 self._tell_loss(ReplicaLost(replica=member.name, instance=member.instance, silent=False))
-        self._refresh(member)
+            self._refresh(member)
+        self._touch(member)
         return reservation
 
     # -- sessions ------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ sends nothing and says `HandoffExpired`.
 
 from __future__ import annotations
 
+import msgspec
+
 from router.core.asks import Grant, LegEnd, LegOutcome
 from router.core.commands import CancelLeg, Command, CountChoice, CountHandoff, CountLeg, EndLeg, ParkLeg, SendLeg
 from router.core.continuation import Continuation
@@ -21,25 +23,19 @@ from router.core.rules import FlowTools
 from router.core.split import ClientBody, PrefillResult, decode_body, prefill_body, single_body
 
 
-class Leg:
+class Leg(msgspec.Struct, eq=False):
     """A leg that an engine has."""
 
-    __slots__ = ("grant", "handoff_from", "number", "sent_at")
-
-    def __init__(self, number: int, grant: Grant, sent_at: float, handoff_from: str) -> None:
-        self.number = number
-        self.grant = grant
-        self.sent_at = sent_at
-        self.handoff_from = handoff_from
+    number: int
+    grant: Grant
+    sent_at: float
+    handoff_from: str
 
 
-class _Handoff:
-    __slots__ = ("made_by", "send_by", "text")
-
-    def __init__(self, text: bytes, made_by: str, send_by: float) -> None:
-        self.text = text
-        self.made_by = made_by
-        self.send_by = send_by
+class _Handoff(msgspec.Struct, frozen=True, eq=False):
+    text: bytes
+    made_by: str
+    send_by: float
 
 
 class Legs:

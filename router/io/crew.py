@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from router.core.asks import Grant, LegEnd, Refusal
+from router.core.asks import Ask, Grant, LegEnd, Refusal
 from router.core.events import HowInterrupted
 from router.core.finished import FinishedRequest
 from router.core.fleet import ReplicaLost
@@ -232,14 +232,14 @@ class Crew:
 
     def _take(self, worker: _WorkerProcess, message: Any) -> None:
         match message:
-            case wire.Asks(ask=ask):
-                worker.requests.add(ask.request)
-                answer = self._desk.ask(ask)
+            case Ask():
+                worker.requests.add(message.request)
+                answer = self._desk.ask(message)
                 if answer is not None:
-                    self._tell(worker, ask.request, answer)
-            case wire.LegEnded(end=end):
-                worker.tickets.discard(end.ticket)
-                self._desk.end_leg(end)
+                    self._tell(worker, message.request, answer)
+            case LegEnd():
+                worker.tickets.discard(message.ticket)
+                self._desk.end_leg(message)
             case wire.Left(number=number):
                 worker.requests.discard(number)
                 self._desk.leave(number)
@@ -278,9 +278,7 @@ class Crew:
     def _tell(self, worker: _WorkerProcess, number: int, answer: Grant | Refusal) -> None:
         if isinstance(answer, Grant):
             worker.tickets.add(answer.ticket)
-            worker.link.send(wire.Decided(number, answer, None))
-        else:
-            worker.link.send(wire.Decided(number, None, answer))
+        worker.link.send(wire.Decided(number, answer))
 
     def _worker_of(self, number: int) -> _WorkerProcess | None:
         worker = self._workers.get(number % _MOST_WORKERS)

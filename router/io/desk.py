@@ -56,14 +56,16 @@ class Desk:
 
     def end_leg(self, end: LegEnd) -> None:
         self.dispatcher.end_leg(end, time.monotonic())
-        if end.failure is not None and end.blamed:
+        if end.blamed and end.failure is not None:
             # It may have cost a replica its place: who waits for one must not wait in vain.
             self.dispatcher.look_again(time.monotonic())
-        self._deliver_soon()
+        if self.dispatcher.outbox:
+            self._deliver_soon()
 
     def leave(self, number: int) -> None:
         self.dispatcher.leave(number, time.monotonic())
-        self._deliver_soon()
+        if self.dispatcher.outbox:
+            self._deliver_soon()
 
     def byte_seen(self, replica: str) -> None:
         self.dispatcher.fleet.byte_seen(replica, time.monotonic())
@@ -77,11 +79,13 @@ class Desk:
     def look_again(self) -> None:
         """The gate, an epoch or a replica has changed."""
         self.dispatcher.look_again(time.monotonic())
-        self._deliver_soon()
+        if self.dispatcher.outbox:
+            self._deliver_soon()
 
     def tick(self) -> None:
         self.dispatcher.tick(time.monotonic())
-        self._deliver_soon()
+        if self.dispatcher.outbox:
+            self._deliver_soon()
         if self.journal is not None:
             self.journal.flush()
 
@@ -93,11 +97,12 @@ class Desk:
             if not self._deliver_one(number, answer) and isinstance(answer, Grant):
                 # It left between the decision and now; its place goes to the next.
                 self.dispatcher.end_leg(LegEnd(ticket=answer.ticket, outcome="cancelled"), time.monotonic())
-        self._deliver_soon()
+        if self.dispatcher.outbox:
+            self._deliver_soon()
 
     def _deliver_soon(self) -> None:
         # From the loop, not from within the call that made it possible: an answer sends a leg, which may end another.
-        if self.dispatcher.outbox and not self._delivering:
+        if not self._delivering:
             self._delivering = True
             self._loop.call_soon(self.deliver)
 

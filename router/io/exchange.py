@@ -43,7 +43,7 @@ from router.core.events import (
     TimeReached,
 )
 from router.core.flow import Flow
-from router.core.replies import Reply, error_event, error_reply
+from router.core.replies import error_event, error_reply
 from router.core.rules import FlowTools
 from router.io.alarms import Alarms
 from router.io.desk import ExchangeDesk
@@ -124,19 +124,22 @@ class Exchange:
 
     def feed(self, event: Event) -> None:
         """Take one event and carry out what follows from it; events that come meanwhile wait their turn."""
-        events = self._events
-        events.append(event)
         if self._busy:
+            self._events.append(event)
             return
         self._busy = True
+        counted = self._tools.metrics.counted
         try:
-            while events:
-                for command in self.flow.step(events.pop(0), time.monotonic()):
+            while True:
+                for command in self.flow.step(event, time.monotonic()):
                     carry_out = _CARRY_OUT.get(type(command))
                     if carry_out is not None:
                         carry_out(self, command)
                     else:
-                        self._tools.metrics.counted[command] += 1
+                        counted[command] += 1
+                if not self._events:
+                    break
+                event = self._events.pop(0)
         except Exception:
             self._give_up()
         finally:
@@ -149,7 +152,7 @@ class Exchange:
         self.feed(answer)
 
     def leg_over(self, event: LegAnswered | LegFailed | HandoffExpired | StreamEnded) -> None:
-        self._tools.alarms.clear(self)
+        # Its alarm stays: what the flow makes of the event sets it anew or clears it.
         leg, self.leg = self.leg, None
         if leg is not None:
             self._tools.upstream.forget(leg)
@@ -215,14 +218,15 @@ class Exchange:
     # -- towards the client; a gathering uses them too -----------------------------------------------------
 
     def reply(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
-        if status < 400:
-            self._first_byte()
+        self._gathering = None
         self._client.reply(status, headers, body)
-        self._done(status)
+        if self._counted:
+            self._tools.metrics.replied(self.request.path, status, time.monotonic() - self._arrived_at)
 
     def start(self, status: int, headers: list[tuple[str, str]]) -> None:
         self._status = status
-        self._first_byte()
+        if self._counted:
+            self._tools.metrics.first_byte(self.request.path, time.monotonic() - self._arrived_at)
         self._client.start(status, headers)
 
     def write(self, data: bytes) -> None:
@@ -286,7 +290,8 @@ class Exchange:
 
     def _answer(self, command: Answer) -> None:
         reply = command.reply
-        self.reply(reply.status, self._reply_headers(reply), reply.body)
+        headers = [("Content-Type", reply.content_type), *reply.headers, ("x-request-id", self._echoed_id())]
+        self.reply(reply.status, headers, reply.body)
 
     def _start_relay(self, command: StartRelay) -> None:
         self._merge = command.merge
@@ -334,16 +339,9 @@ class Exchange:
             self._seen_at = now
             self._tools.desk.byte_seen(replica)
 
-    def _reply_headers(self, reply: Reply) -> list[tuple[str, str]]:
-        return [("Content-Type", reply.content_type), *reply.headers, ("x-request-id", self._echoed_id())]
-
     def _echoed_id(self) -> str:
         asked = self.client_request_id
         return asked if asked and _is_plain(asked) else self.request.request_key
-
-    def _first_byte(self) -> None:
-        if self._counted:
-            self._tools.metrics.first_byte(self.request.path, time.monotonic() - self._arrived_at)
 
 
 _CARRY_OUT: dict[type[Command], Callable[[Exchange, Any], None]] = {

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+import msgspec
+
 from router.core.commands import SendLeg
 from router.core.events import HandoffExpired, LegAnswered, LegFailed, LegStreaming, StreamEnded
 from router.core.stream import FIRST_LINE_LIMIT
@@ -24,34 +26,20 @@ REPLY_LIMIT = 1 << 30
 _EVENT_STREAM = b"text/event-stream"
 
 
-class Leg:
+class Leg(msgspec.Struct, eq=False):
     """See the module text."""
 
-    __slots__ = (
-        "_content_type",
-        "_exchange",
-        "_held",
-        "_mode",
-        "_parts",
-        "_size",
-        "_status",
-        "accepted",
-        "call",
-        "command",
-    )
-
-    def __init__(self, command: SendLeg, exchange: Exchange) -> None:
-        self.command = command
-        self.call: Call | None = None
-        self.accepted = False
-        """The engine has answered: it has the request."""
-        self._exchange = exchange
-        self._mode: Literal["whole", "first_line", "relaying", "parked", "over"] = "whole"
-        self._status = 0
-        self._content_type = b""
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._held = b""
+    command: SendLeg
+    _exchange: Exchange
+    call: Call | None = None
+    accepted: bool = False
+    """The engine has answered: it has the request."""
+    _mode: Literal["whole", "first_line", "relaying", "parked", "over"] = "whole"
+    _status: int = 0
+    _content_type: bytes = b""
+    _parts: list[bytes] = []
+    _size: int = 0
+    _held: bytes = b""
 
     @property
     def over(self) -> bool:

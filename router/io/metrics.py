@@ -74,7 +74,8 @@ class Metrics:
         self._requests: defaultdict[tuple[str, int], int] = defaultdict(int)
         """By route and status."""
         self._audits: dict[AuditOutcome, int] = dict.fromkeys(get_args(AuditOutcome), 0)
-        self._histograms: dict[_Key, Histogram] = {}
+        self._histograms: dict[str, dict[str, Histogram]] = {"request_seconds": {}, "first_byte_seconds": {}}
+        """By name and route."""
         # Visible from the start, so that the first one is a rise and not a new series.
         handoffs = [CountHandoff(outcome=outcome) for outcome in get_args(HandoffOutcome)]
         self.counted.update(dict.fromkeys((*handoffs, CountRetry(), CountClientGone(), CountReadmitted()), 0))
@@ -82,6 +83,12 @@ class Metrics:
     def request_done(self, route: str, code: int, seconds: float) -> None:
         self._requests[route, code] += 1
         self._observe("request_seconds", route, seconds)
+
+    def replied(self, route: str, code: int, seconds: float) -> None:
+        """A whole reply: its first byte leaves with its last one."""
+        if code < 400:
+            self._observe("first_byte_seconds", route, seconds)
+        self.request_done(route, code, seconds)
 
     def first_byte(self, route: str, seconds: float) -> None:
         self._observe("first_byte_seconds", route, seconds)
@@ -98,16 +105,17 @@ class Metrics:
             name, labels = _KEYS[type(count)](count)
             made.counters.setdefault(name, {})[labels] = value
         made.counters["audits_total"] = {(outcome,): value for outcome, value in self._audits.items()}
-        for (name, labels), histogram in self._histograms.items():
-            copied = Histogram([*histogram.counts], histogram.sum)
-            made.histograms.setdefault(name, {})[labels] = copied
+        for name, by_route in self._histograms.items():
+            for route, histogram in by_route.items():
+                copied = Histogram([*histogram.counts], histogram.sum)
+                made.histograms.setdefault(name, {})[route,] = copied
         return made
 
     def _observe(self, name: str, route: str, seconds: float) -> None:
-        key = (name, (route,))
-        histogram = self._histograms.get(key)
+        by_route = self._histograms[name]
+        histogram = by_route.get(route)
         if histogram is None:
-            histogram = self._histograms[key] = Histogram([0] * (len(_BUCKETS) + 1))
+            histogram = by_route[route] = Histogram([0] * (len(_BUCKETS) + 1))
         histogram.counts[bisect_left(_BUCKETS, seconds)] += 1
         histogram.sum += seconds
 

@@ -12,7 +12,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
@@ -21,7 +21,7 @@ from router.core.errors import RequestRefused
 from router.core.events import Arrived
 from router.core.finished import REPLAY_HEADER, FinishedRequests
 from router.core.replies import Reply, error_reply, json_reply
-from router.core.split import ROUTE_OF_PATH, read_object
+from router.core.split import ROUTE_OF_PATH, Route, read_object
 from router.io.exchange import CLIENT_GONE, Exchange, ExchangeTools
 from router.io.http1.message import Request
 from router.io.http1.server import Exchange as Watcher
@@ -87,10 +87,10 @@ class PublicPort:
         started = time.monotonic()
         if request.method == "HEAD":
             # The responder leaves out the body.
-            request = replace(request, method="GET")
+            request = msgspec.structs.replace(request, method="GET")
         route = ROUTE_OF_PATH.get(request.path)
         if route is not None and request.method == "POST":
-            return self._generate(request, responder, started)
+            return self._generate(route, request, responder, started)
         answer = self._whole.get((request.method, request.path))
         whole = _WholeReply(responder, self.metrics, request.path if answer is not None else OTHER_ROUTE, started)
         reply = answer(request) if answer is not None else not_found(request.method, request.path)
@@ -104,20 +104,26 @@ class PublicPort:
         """The HTTP server has answered by itself."""
         self.metrics.request_done(OTHER_ROUTE, status, 0.0)
 
-    def _generate(self, request: Request, responder: Responder, started: float) -> Watcher:
-        number, headers, path = next(self._numbers), request.headers, request.path
+    def _generate(self, route: Route, request: Request, responder: Responder, started: float) -> Watcher:
+        number, headers = next(self._numbers), request.headers
         asked_id, min_version = headers.get(b"x-request-id"), headers.get(MIN_VERSION_HEADER)
-        session = next((headers[name] for name in self._session_headers if headers.get(name)), None)
+        session = None
+        for name in self._session_headers:
+            session = session or headers.get(name)
+        forwarded = b""
+        for name in _FORWARDED:
+            if name in headers:
+                forwarded += b"%b: %b\r\n" % (name, headers[name])
         arrived = Arrived(
             number=number,
-            route=ROUTE_OF_PATH[path],
-            path=path,
+            route=route,
+            path=request.path,
             body=request.body,
-            session_header=_text(session) if session is not None else None,
+            session_header=_text(session) if session else None,
             min_version=_text(min_version) if min_version else None,
             request_key=f"{self._key_prefix}-{number}",
             asked_id=_text(asked_id) if asked_id else None,
-            forwarded=b"".join([b"%b: %b\r\n" % (each, headers[each]) for each in _FORWARDED if each in headers]),
+            forwarded=forwarded,
         )
         kept = self._finished
         if kept is not None and _REPLAY_HEADER not in headers and kept.wants(arrived.route, arrived.body):

@@ -88,12 +88,9 @@ class Upstream:
         """Send a leg; what becomes of it is told to the leg."""
         command = leg.command
         self._alive[command.replica][leg] = None
-        head = b"%bX-Request-Id: %b\r\n%b" % (
-            self._head(command.instance, command.epoch),
-            command.request_id.encode("ascii"),
-            forwarded,
-        )
-        target = self._target(command.url, command.path)
+        shared = self._heads.get((command.instance, command.epoch)) or self._make_head(command.instance, command.epoch)
+        head = b"%bX-Request-Id: %b\r\n%b" % (shared, command.request_id.encode("ascii"), forwarded)
+        target = self._targets.get((command.url, command.path)) or self._make_target(command.url, command.path)
         leg.call = self._client.send(target, "POST", head, command.body, leg, send_by=command.send_by)
 
     def forget(self, leg: Leg) -> None:
@@ -139,22 +136,18 @@ class Upstream:
 
     # -- inside --------------------------------------------------------------------------------------------
 
-    def _head(self, instance: str, epoch: int) -> bytes:
+    def _make_head(self, instance: str, epoch: int) -> bytes:
         """The header lines that all legs to one life of an engine share."""
-        head = self._heads.get((instance, epoch))
-        if head is None:
-            if len(self._heads) > 4096:
-                self._heads.clear()
-            lines = [f"x-headrace-epoch: {epoch}\r\nx-headrace-salted: 1\r\nContent-Type: application/json\r\n"]
-            if instance:
-                lines.append(f"x-headrace-instance: {instance}\r\n")
-            head = self._heads[instance, epoch] = self._common + "".join(lines).encode("ascii")
+        if len(self._heads) > 4096:
+            self._heads.clear()
+        lines = [f"x-headrace-epoch: {epoch}\r\nx-headrace-salted: 1\r\nContent-Type: application/json\r\n"]
+        if instance:
+            lines.append(f"x-headrace-instance: {instance}\r\n")
+        head = self._heads[instance, epoch] = self._common + "".join(lines).encode("ascii")
         return head
 
-    def _target(self, url: str, path: str) -> Target:
-        target = self._targets.get((url, path))
-        if target is None:
-            if len(self._targets) > 65536:
-                self._targets.clear()
-            target = self._targets[url, path] = split_url(url + path)
+    def _make_target(self, url: str, path: str) -> Target:
+        if len(self._targets) > 65536:
+            self._targets.clear()
+        target = self._targets[url, path] = split_url(url + path)
         return target

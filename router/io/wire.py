@@ -1,12 +1,14 @@
 """What the process that holds the dispatcher and its workers say to each other, and how it is framed.
 
-One stream socket per worker, messages in order: what was granted before the gate moved arrives before the gate's move.
-A question carries a number that its answer repeats. `crew.py` is one end, `worker.py` the other.
+One stream socket per worker, messages in order, those of a turn of the loop in one frame: what was granted before the
+gate moved arrives before the gate's move. A question carries a number that its answer repeats. `crew.py` is one end,
+`worker.py` the other.
 """
 
 from __future__ import annotations
 
 import asyncio
+import struct
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -20,7 +22,7 @@ from router.io.metrics import Counts
 from router.io.serving import RunningLeg
 
 
-class _Message(msgspec.Struct, frozen=True, tag=True):
+class _Message(msgspec.Struct, frozen=True, tag=True, array_like=True):
     pass
 
 
@@ -37,14 +39,6 @@ class CantServe(_Message, frozen=True):
     """The worker can't listen."""
 
     reason: str
-
-
-class Asks(_Message, frozen=True):
-    ask: Ask
-
-
-class LegEnded(_Message, frozen=True):
-    end: LegEnd
 
 
 class Left(_Message, frozen=True):
@@ -97,8 +91,7 @@ class Hello(_Message, frozen=True):
 
 class Decided(_Message, frozen=True):
     number: int
-    grant: Grant | None
-    refusal: Refusal | None
+    answer: Grant | Refusal
 
 
 class GateMoved(_Message, frozen=True):
@@ -168,8 +161,8 @@ class Answered(_Message, frozen=True):
 FromWorker = (
     Serves
     | CantServe
-    | Asks
-    | LegEnded
+    | Ask
+    | LegEnd
     | Left
     | ByteSeen
     | Counted
@@ -197,6 +190,8 @@ ToWorker = (
 )
 
 _LENGTH = 4
+_LIST, _LIST_MARK = struct.Struct(">BI"), 0xDD
+"""How MessagePack begins a list: "array 32" of its specification."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -204,7 +199,7 @@ class Link(asyncio.Protocol):
     """One end of the socket: messages out, messages in, questions with answers."""
 
     def __init__(self, incoming: Any, on_message: Callable[[Any], None], on_lost: Callable[[], None]) -> None:
-        self._decoder = msgspec.msgpack.Decoder(incoming)
+        self._decoder: msgspec.msgpack.Decoder[list[Any]] = msgspec.msgpack.Decoder(list[incoming])
         self._on_message = on_message
         self._on_lost = on_lost
         self._loop = asyncio.get_running_loop()
@@ -226,12 +221,13 @@ class Link(asyncio.Protocol):
             end = start + _LENGTH + int.from_bytes(buffer[start : start + _LENGTH], "big")
             if len(buffer) < end:
                 break
-            message = self._decoder.decode(memoryview(buffer)[start + _LENGTH : end])
+            messages = self._decoder.decode(memoryview(buffer)[start + _LENGTH : end])
             start = end
-            if isinstance(message, Answered):
-                self._take_answer(message)
-            else:
-                self._on_message(message)
+            for message in messages:
+                if isinstance(message, Answered):
+                    self._take_answer(message)
+                else:
+                    self._on_message(message)
         del buffer[:start]
 
     def connection_lost(self, _error: Exception | None) -> None:
@@ -246,7 +242,7 @@ class Link(asyncio.Protocol):
         encoded = _ENCODER.encode(message)
         if not self._out:
             self._loop.call_soon(self._flush)
-        self._out += (len(encoded).to_bytes(_LENGTH, "big"), encoded)
+        self._out.append(encoded)
 
     async def ask(self, question: Callable[[int], Any]) -> bytes:
         """Send what `question` makes of a number and await the answer; ConnectionResetError where none will come."""
@@ -277,5 +273,7 @@ class Link(asyncio.Protocol):
 
     def _flush(self) -> None:
         out, self._out = self._out, []
-        if self._transport is not None:
-            self._transport.write(b"".join(out))
+        if self._transport is not None and out:
+            # One list of all that was sent in this turn, so that the other end decodes it at once.
+            frame = _LIST.pack(_LIST_MARK, len(out)) + b"".join(out)
+            self._transport.write(len(frame).to_bytes(_LENGTH, "big") + frame)

@@ -49,11 +49,11 @@ class RemoteDesk:
 
     def ask(self, ask: Ask, exchange: Exchange) -> Grant | Refusal | None:
         self._serving.open[ask.request] = exchange
-        self._link.send(wire.Asks(ask))
+        self._link.send(ask)
         return None
 
     def end_leg(self, end: LegEnd) -> None:
-        self._link.send(wire.LegEnded(end))
+        self._link.send(end)
 
     def leave(self, number: int) -> None:
         self._serving.open.pop(number, None)
@@ -146,11 +146,9 @@ class Worker:
 
     def _take(self, message: Any) -> None:
         match message:
-            case wire.Decided(number=number, grant=grant, refusal=refusal):
-                answer = grant or refusal
-                assert answer is not None, "a decision without a content"
-                if not self._serving.decided(number, answer) and grant is not None:
-                    self._link.send(wire.LegEnded(LegEnd(ticket=grant.ticket, outcome="cancelled")))
+            case wire.Decided(number=number, answer=answer):
+                if not self._serving.decided(number, answer) and isinstance(answer, Grant):
+                    self._link.send(LegEnd(ticket=answer.ticket, outcome="cancelled"))
             case wire.Lost(replica=replica, instance=instance, silent=silent):
                 self._serving.end_legs(ReplicaLost(replica=replica, instance=instance, silent=silent))
             case wire.Hello(settings=settings, token=token):

@@ -96,7 +96,7 @@ def _scale(arguments: argparse.Namespace, folder: Path) -> Scale:
         seconds=1.0 if arguments.quick else arguments.seconds,
         idle_sessions=1_000 if arguments.quick else 10_000,
         folder=folder,
-        settings=arguments.settings,
+        settings={"workers": os.cpu_count() or 1} | arguments.settings,
     )
 
 

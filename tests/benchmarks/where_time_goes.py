@@ -13,6 +13,7 @@ import shutil
 import subprocess
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -32,6 +33,8 @@ Function = tuple[str, int, str]
 
 def time_report(scale: Scale) -> str:
     say("profile ...")
+    # In one process, where all of it can be seen.
+    scale = replace(scale, settings={**scale.settings, "workers": 1})
     body_file = scale.folder / "body-profile.json"
     body_file.write_bytes(completion_body(SIZES[0].token_ids))
     with stub_engines(scale.folder) as stubs:

@@ -151,8 +151,8 @@ class Requests:
         request: _Request = copy.deepcopy(self._requests[number], dict(self._shared))
         flow = request.flow
         if happened == AGED:
-            if flow.legs._handoff is not None:
-                flow.legs._handoff.send_by = flow.legs._handoff.send_by - 2 * _LIFETIME_S
+            if (handoff := flow.legs._handoff) is not None:
+                flow.legs._handoff = msgspec.structs.replace(handoff, send_by=handoff.send_by - 2 * _LIFETIME_S)
             return Step((), self._number(request))
         # A parked request, whose client has left, has no relay.
         if happened == ENDED and (relay := flow._stream.relay) is not None:

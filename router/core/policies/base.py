@@ -9,50 +9,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import msgspec
+
 from router.core.asks import Reason
 from router.core.load import LoadIndex
 from router.core.rates import MoveRates
 from router.core.table import Member
 
 
-class ChoiceContext:
+class ChoiceContext(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     """What is known about the leg to place."""
 
-    __slots__ = ("avoid", "key", "moved_at", "now", "pinned", "prefix_tokens", "rates")
-
-    def __init__(
-        self,
-        *,
-        key: str,
-        pinned: Member | None,
-        avoid: frozenset[str],
-        prefix_tokens: int,
-        moved_at: float,
-        rates: MoveRates,
-        now: float,
-    ) -> None:
-        self.key = key
-        """Equal for all requests of a session, different otherwise."""
-        self.pinned = pinned
-        """Where the session's last leg of this role went; may be unusable by now."""
-        self.avoid = avoid
-        """Replicas on which this request has failed already: taken only where nothing else is left."""
-        self.prefix_tokens = prefix_tokens
-        """How much of the prompt the pinned replica has seen before, estimated."""
-        self.moved_at = moved_at
-        """When the session last changed its replica because waiting was dear."""
-        self.rates = rates
-        self.now = now
+    key: str
+    """Equal for all requests of a session, different otherwise."""
+    pinned: Member | None
+    """Where the session's last leg of this role went; may be unusable by now."""
+    avoid: frozenset[str]
+    """Replicas on which this request has failed already: taken only where nothing else is left."""
+    prefix_tokens: int
+    """How much of the prompt the pinned replica has seen before, estimated."""
+    moved_at: float
+    """When the session last changed its replica because waiting was dear."""
+    rates: MoveRates
+    now: float
 
 
-class Choice:
+class Choice(msgspec.Struct, frozen=True, eq=False):
     """A member with room, and why it."""
 
-    __slots__ = ("member", "reason")
-
-    def __init__(self, member: Member, reason: Reason) -> None:
-        self.member = member
-        self.reason = reason
+    member: Member
+    reason: Reason
 
 
 class Policy(Protocol):

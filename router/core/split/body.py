@@ -24,12 +24,17 @@ SALT_FIELD = "cache_salt"
 SAMPLING_FIELD = "sampling_params"
 """Where the generate route has what the others have at the top level."""
 
+_CUT = msgspec.Raw(CUT)
 _SESSION_LENGTH = 256
 """Characters; a pin is kept for each session, and the id with it."""
 _SALT_LENGTH = 128
 _NOT_IN_A_SALT = frozenset("@/\\\0")
-_TOKENS: dict[Route, str | None] = {"completions": "prompt", "chat": None, "generate": "token_ids"}
-"""The field that can be a long list of token ids."""
+_TOKENS: dict[Route, tuple[str, bytes] | None] = {
+    "completions": ("prompt", b'"prompt"'),
+    "chat": None,
+    "generate": ("token_ids", b'"token_ids"'),
+}
+"""The field that can be a long list of token ids, and how its key is written."""
 
 
 def parse_body(raw: bytes, *, route: Route, session_header: str | None, session_fields: tuple[str, ...]) -> ClientBody:
@@ -49,9 +54,9 @@ def parse_body(raw: bytes, *, route: Route, session_header: str | None, session_
     )
 
 
-def read_object(raw: bytes, tokens: str | None = None) -> Body:
+def read_object(raw: bytes, tokens: tuple[str, bytes] | None = None) -> Body:
     """The top level of a JSON object in UTF-8; anything else is refused. `tokens`: the field that can be a long list of
-    token ids."""
+    token ids, and its key."""
     try:
         if not raw.isascii():
             # Values are not decoded, so nothing else would look at their encoding.
@@ -63,13 +68,14 @@ def read_object(raw: bytes, tokens: str | None = None) -> Body:
         raise RequestRefused(f"the body is not a JSON object: {error}", param=None) from error
 
 
-def _decode(raw: bytes, tokens: str | None) -> Body:
+def _decode(raw: bytes, tokens: tuple[str, bytes] | None) -> Body:
     if tokens is not None:
-        rest, numbers = cut_numbers(raw, b'"%b"' % tokens.encode())
+        name, key = tokens
+        rest, numbers = cut_numbers(raw, key)
         if numbers is not None:
             fields = BODY.decode(rest)
-            if bytes(fields.get(tokens, b"")) == CUT:
-                fields[tokens] = msgspec.Raw(numbers)
+            if fields.get(name) == _CUT:
+                fields[name] = msgspec.Raw(numbers)
                 return fields
             # The name also stands somewhere else, inside another value or twice.
     return BODY.decode(raw)

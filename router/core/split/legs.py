@@ -34,7 +34,9 @@ class _Changes:
 
     def applied(self, fields: Body) -> Body:
         """A changed copy."""
-        made = {name: value for name, value in fields.items() if name not in self.dropped}
+        made = fields.copy()
+        for name in self.dropped.intersection(fields):
+            del made[name]
         for name, value in self.replaced.items():
             if name in made:
                 made[name] = value
@@ -122,9 +124,8 @@ def _check(body: ClientBody, refusals: _Refusals, sampling_refusals: _Refusals) 
 
 
 def _refuse(body: ClientBody, fields: Body, refusals: _Refusals) -> None:
-    for name, value in fields.items():
-        refusal = refusals.get(name)
-        if refusal is not None and not is_null(value):
-            message = refusal(body)
+    for name in fields:
+        if name in refusals and not is_null(fields[name]):
+            message = refusals[name](body)
             if message is not None:
                 raise RequestRefused(message, param=name)

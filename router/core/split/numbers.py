@@ -21,7 +21,9 @@ WORTH_CUTTING = 1024
 def cut_numbers(text: bytes, key: bytes, *, shortest: int = WORTH_CUTTING) -> tuple[bytes, memoryview | None]:
     """The text with `CUT` in place of the list of numbers under `key` (quotes included), and the list, if it has one of
     at least `shortest` bytes."""
-    at = text.find(key) if len(text) > shortest else -1
+    if len(text) <= shortest:
+        return text, None
+    at = text.find(key)
     opening = _OPENING.match(text, at + len(key)) if at >= 0 else None
     if opening is None:
         return text, None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from connectors.handoff import PARAMS_FIELD
@@ -17,9 +19,13 @@ class Choice(msgspec.Struct):
     routed_experts: str | None = None
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+"""What can be passed on between processes; no prompt has more tokens."""
+
+
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-    created_cache_tokens: int | None = None
+    cached_tokens: _Count | None = None
+    created_cache_tokens: _Count | None = None
 
 
 class _Usage(msgspec.Struct):

@@ -17,7 +17,7 @@ BODY: msgspec.json.Decoder[Body] = msgspec.json.Decoder(Body)
 LIST: msgspec.json.Decoder[list[msgspec.Raw]] = msgspec.json.Decoder(list[msgspec.Raw])
 
 _UNREADABLE = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError)
-_NOTHING = (b"null", b"")
+_NOTHING = (msgspec.Raw(b"null"), msgspec.Raw())
 _TRUE = frozenset(("1", "on", "t", "true", "y", "yes"))
 _CONTAINER = (b"[", b"{")
 _PROMPT = re.compile(rb'\s*(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^"\[\]]*+\])\s*[,\]]')
@@ -26,7 +26,7 @@ _PROMPT = re.compile(rb'\s*(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"|\[[^"\[\]]*+\])\s*[,\]
 
 def is_null(raw: msgspec.Raw | None) -> bool:
     """Is the field absent, or null?"""
-    return raw is None or bytes(memoryview(raw)[:5]) in _NOTHING
+    return raw is None or raw in _NOTHING
 
 
 def read(raw: msgspec.Raw | None) -> object:

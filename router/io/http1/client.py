@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
 from router.io.http1.engine_connection import CallListener, EngineConnection, Failure
-from router.io.http1.message import JOIN_BELOW
+from router.io.http1.outbox import Outbox
 
 __all__ = ["Call", "CallListener", "Failure", "HttpClient", "OpenSocket", "Target", "split_url"]
 
@@ -56,33 +58,25 @@ def split_url(url: str) -> Target:
     return Target(origin=(parts.hostname, parts.port or 80), path=path.encode(), host=parts.netloc.encode())
 
 
-class Call:
+class Call(msgspec.Struct, eq=False):
     """One request to an engine."""
 
-    __slots__ = ("_body", "_client", "_connection", "_head", "_opening", "_over", "_paused", "_reused", "_sent",
-                 "_target", "listener", "send_by")  # fmt: skip
+    _client: HttpClient
+    _target: Target
+    _head: bytes
+    _body: bytes
+    listener: CallListener
+    send_by: float | None
+    _connection: EngineConnection | None = None
+    _opening: asyncio.Task[None] | None = None
+    _over: bool = False
+    _paused: bool = False
+    _reused: bool = False
+    _sent: bool = False
 
-    def __init__(
-        self,
-        client: HttpClient,
-        target: Target,
-        head: bytes,
-        body: bytes,
-        listener: CallListener,
-        send_by: float | None,
-    ) -> None:
-        self._client = client
-        self._target = target
-        self._head = head
-        self._body = body
-        self.listener = listener
-        self.send_by = send_by
-        self._connection: EngineConnection | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._over = False
-        self._paused = False
-        self._reused = False
-        self._sent = False
+    def __repr__(self) -> str:
+        """Without the token in the head and the client's body."""
+        return f"<Call to {self._target.origin}>"
 
     @property
     def sent(self) -> bool:
@@ -114,7 +108,7 @@ class Call:
 
     def begin(self) -> None:
         """Send over an idle connection, or open one."""
-        if self._late():
+        if self.send_by is not None and self._late():
             self._client.loop.call_soon(self.fail, "late", "the moment until which it may be sent has passed")
             return
         connection = self._client.take_idle(self._target.origin)
@@ -149,7 +143,10 @@ class Call:
     # From the connection
 
     def connection_done(self) -> None:
-        self._finish()
+        self._over = self._sent = True
+        self._connection = None
+        self._body = b""
+        del self.listener
 
     def connection_broke(self, detail: str, *, answered: bool) -> None:
         self._detach()
@@ -167,7 +164,7 @@ class Call:
 
     def _send_over(self, connection: EngineConnection) -> None:
         self._connection = connection
-        connection.carry(self, self._head, self._body, join=len(self._body) < JOIN_BELOW)
+        connection.carry(self, self._head, self._body)
         if self._paused:
             connection.pause()
 
@@ -194,6 +191,7 @@ class HttpClient:
 
     def __init__(self, *, keepalive_s: float, connect_timeout_s: float, open_socket: OpenSocket) -> None:
         self.loop = asyncio.get_running_loop()
+        self._outbox = Outbox(self.loop.call_soon)
         self._keepalive_s = keepalive_s
         self._connect_timeout_s = connect_timeout_s
         self._open_socket = open_socket
@@ -321,7 +319,9 @@ class HttpClient:
         try:
             made.setblocking(False)
             await self.loop.sock_connect(made, address[4])
-            _, connection = await self.loop.create_connection(lambda: EngineConnection(self, origin), sock=made)
+            _, connection = await self.loop.create_connection(
+                lambda: EngineConnection(self, origin, self._outbox), sock=made
+            )
         except BaseException:
             made.close()
             raise

@@ -9,6 +9,8 @@ import asyncio
 import logging
 from typing import Literal, Protocol, cast
 
+from router.io.http1.message import JOIN_BELOW
+from router.io.http1.outbox import Outbox
 from router.io.http1.reply_reader import BrokenReplyError, ReplyReader
 
 _log = logging.getLogger(__name__)
@@ -41,6 +43,11 @@ class Carried(Protocol):
     """What a connection needs of the call that it carries."""
 
     listener: CallListener
+    send_by: float | None
+    """No byte may leave after this moment of the monotonic clock."""
+
+    def fail(self, failure: Failure, detail: str) -> None:
+        """There will be no reply."""
 
     def connection_done(self) -> None:
         """The reply has ended; the connection carries the call no longer."""
@@ -64,41 +71,55 @@ class EngineConnection(asyncio.Protocol):
 
     __slots__ = (
         "_answered",
+        "_behind",
         "_call",
+        "_outbox",
         "_owner",
         "_paused",
         "_reader",
+        "_sent_in",
         "_told_head",
         "idle_since",
         "origin",
         "transport",
-        "unsent",
     )
 
     transport: asyncio.Transport
 
-    def __init__(self, owner: Owner, origin: tuple[str, int]) -> None:
+    def __init__(self, owner: Owner, origin: tuple[str, int], outbox: Outbox) -> None:
         self._owner = owner
+        self._outbox = outbox
         self.origin = origin
         self._reader = ReplyReader()
         self._call: Carried | None = None
         self._answered = False
         self._told_head = False
         self._paused = False
-        self.unsent = False
-        """Bytes of the request wait here for the kernel to take them."""
+        self._behind = False
+        """The kernel has not taken all that the transport was given."""
+        self._sent_in = -1
+        """The outbox's turn in which the last request was written."""
         self.idle_since = 0.0
 
-    def carry(self, call: Carried, head: bytes, body: bytes, *, join: bool) -> None:
+    @property
+    def unsent(self) -> bool:
+        """Bytes of the request wait here for the kernel to take them."""
+        return self._behind or self._sent_in == self._outbox.turn
+
+    def carry(self, call: Carried, head: bytes, body: bytes) -> None:
         """Send a request; its reply goes to the call's listener."""
         assert self._call is None, "a second call on one connection"
         self._call = call
         self._answered = self._told_head = False
         self._reader.expect()
-        if join:
-            self.transport.write(head + body)
+        self._sent_in = self._outbox.turn
+        if len(body) < JOIN_BELOW:
+            self._outbox.write(self.transport, head + body)
         else:
-            self.transport.writelines((head, body))
+            self._outbox.write(self.transport, head)
+            self._outbox.write(self.transport, body)
+        if call.send_by is not None:
+            self._outbox.only_until(call.send_by, self.transport, self._too_late)
 
     def let_go(self) -> None:
         """The call is given up: nothing more is told, and the engine sees its client leave."""
@@ -136,13 +157,27 @@ class EngineConnection(asyncio.Protocol):
             self.transport.abort()
             return
         self._answered = True
+        reader = self._reader
         try:
-            self._reader.feed(data)
+            reader.feed(data)
         except BrokenReplyError as broken:
             self.end(f"the reply can't be read: {broken}")
             return
         try:
-            self._tell(call)
+            if not self._told_head:
+                if reader.status is None:
+                    return
+                self._told_head = True
+                call.listener.head(reader.status, reader.reply_headers)
+            pieces = reader.pieces
+            if pieces:
+                chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                pieces.clear()
+                if self._call is not call:
+                    return
+                call.listener.data(chunk)
+            if reader.complete and self._call is call:
+                self._end(call)
         except Exception:
             _log.exception("a listener failed on its reply")
             if self._call is call:
@@ -161,37 +196,28 @@ class EngineConnection(asyncio.Protocol):
         self._reader.close()
 
     def pause_writing(self) -> None:
-        self.unsent = True
+        self._behind = True
 
     def resume_writing(self) -> None:
-        self.unsent = False
+        self._behind = False
 
     # Inside
 
-    def _tell(self, call: Carried) -> None:
-        reader = self._reader
-        listener = call.listener
-        if not self._told_head:
-            if reader.head is None:
-                return
-            self._told_head = True
-            listener.head(*reader.head)
-        pieces = reader.pieces
-        if pieces:
-            chunk = pieces[0] if len(pieces) == 1 else b"".join(pieces)
-            pieces.clear()
-            if self._call is not call:
-                return
-            listener.data(chunk)
-        if reader.complete and self._call is call:
-            self._end(call)
+    def _too_late(self) -> None:
+        """The turn of the loop took so long that the request must not be sent any more."""
+        call, self._call = self._call, None
+        self._behind = True
+        self.transport.abort()
+        if call is not None:
+            call.fail("late", "the moment until which it may be sent passed within a turn of the event loop")
 
     def _end(self, call: Carried) -> None:
         """The listener hears it last, when the connection can already take what it sends next."""
         listener = call.listener
         self._call = None
         call.connection_done()
-        self.resume()
+        if self._paused:
+            self.resume()
         if self._reader.reusable and not self.unsent and not self.transport.is_closing():
             self._owner.released(self)
         else:

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from email.utils import formatdate
 from http import HTTPStatus
 
+import msgspec
+
 JOIN_BELOW = 64 * 1024
 """Up to this size copying a body behind its head is cheaper than handing the kernel two buffers."""
 BODILESS = frozenset([204, 304])
@@ -18,11 +20,17 @@ BODILESS = frozenset([204, 304])
 HEAD_END = b"\r\n\r\n"
 
 _AUTHORITY = re.compile(r"^[^/?#]*")
-_STATUS_LINES = {each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n" for each in HTTPStatus}
 
 
-@dataclass(slots=True)
-class Request:
+class _StatusLines(dict[int, str]):
+    def __missing__(self, status: int) -> str:
+        return f"HTTP/1.1 {status} \r\n"
+
+
+STATUS_LINES = _StatusLines({each.value: f"HTTP/1.1 {each.value} {each.phrase}\r\n" for each in HTTPStatus})
+
+
+class Request(msgspec.Struct):
     """One whole request."""
 
     method: str
@@ -64,13 +72,11 @@ def date_line() -> str:
     return f"Date: {formatdate(usegmt=True)}\r\n"
 
 
-def status_line(status: int) -> str:
-    return _STATUS_LINES.get(status) or f"HTTP/1.1 {status} \r\n"
-
-
 def header_lines(headers: Sequence[tuple[str, str]]) -> str:
     """Headers as text; a value can't smuggle in a line of its own."""
-    lines = "".join([f"{name}: {value}\r\n" for name, value in headers])
+    if not headers:
+        return ""
+    lines = "\r\n".join(map(": ".join, headers)) + "\r\n"
     if lines.count("\n") != len(headers) or lines.count("\r") != len(headers):
         raise ValueError("a header with a line break")
     return lines
@@ -92,6 +98,8 @@ class HeaderCollector:
 
 def split_target(target: str) -> tuple[str, str]:
     """Path and query of a request target, which may be a whole URL."""
+    if target.startswith("/") and "?" not in target and "#" not in target:
+        return target, ""
     if not target.startswith("/") and "://" in target:
         after_authority = _AUTHORITY.sub("", target.partition("://")[2], count=1)
         target = after_authority if after_authority.startswith("/") else "/" + after_authority

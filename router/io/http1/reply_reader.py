@@ -20,7 +20,7 @@ class BrokenReplyError(Exception):
 class ReplyReader(HeaderCollector):
     """The replies of one connection."""
 
-    __slots__ = ("_parser", "complete", "head", "on_body", "pieces", "reusable", "until_close")
+    __slots__ = ("_parser", "complete", "on_body", "pieces", "reply_headers", "reusable", "status", "until_close")
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -28,13 +28,14 @@ class ReplyReader(HeaderCollector):
         # Found here by the parser: the shortest way of a chunk into the list.
         self.on_body: Callable[[bytes], None] = self.pieces.append
         self.expect()
+        self.reply_headers: dict[bytes, bytes] = {}
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
 
     def expect(self) -> None:
         """Get ready for the next reply."""
         self.headers = {}
-        self.head: tuple[int, dict[bytes, bytes]] | None = None
-        """Status and headers, once they are there."""
+        self.status: int | None = None
+        """Once the head is there; its headers are `reply_headers`."""
         self.complete = False
         self.until_close = False
         """The end of the connection is the end of the reply."""
@@ -68,11 +69,11 @@ class ReplyReader(HeaderCollector):
         self.headers = {}
         if status < 200:
             return
-        self.head = (status, headers)
+        self.status, self.reply_headers = status, headers
         framed = b"content-length" in headers or headers.get(b"transfer-encoding", b"").lower().endswith(b"chunked")
         self.until_close = not framed and status not in BODILESS
         self.reusable = self._parser.should_keep_alive()
 
     def on_message_complete(self) -> None:
-        if self.head is not None:
+        if self.status is not None:
             self.complete = True

@@ -99,6 +99,9 @@ class RequestReader(HeaderCollector):
         "wants_continue",
     )
 
+    # What the parser looks for and finds here: an attribute that is missing costs it an exception.
+    on_body = on_message_begin = on_message_complete = on_chunk_header = on_chunk_complete = None
+
     # Set when the head is complete.
     _chunked: _ChunkedBody | None
     _length: int

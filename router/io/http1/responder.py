@@ -6,34 +6,40 @@ gone it is let go of by its connection and does nothing more: a late write can't
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from router.io.http1.message import BODILESS, JOIN_BELOW, header_lines, status_line
+from router.io.http1.message import BODILESS, JOIN_BELOW, STATUS_LINES, header_lines
 
 _CLOSE = "Connection: close\r\n"
 _KEEP_ALIVE = "Connection: keep-alive\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
+class Server(Protocol):
+    """What a responder needs of its server."""
+
+    date_line: str
+    draining: bool
+    """Connections close after their reply."""
+
+
 class Connection(Protocol):
     """What a responder needs of its connection."""
 
-    transport: asyncio.Transport
     writable: bool
 
     @property
-    def date_line(self) -> str: ...
+    def server(self) -> Server: ...
+
+    def send(self, data: bytes) -> None:
+        """Towards the client, behind what was sent before."""
 
     def reply_ended(self, *, keep_alive: bool) -> None:
         """Go on with the next request, or close."""
 
     def reply_aborted(self) -> None:
         """Close at once."""
-
-    def may_stay(self) -> bool:
-        """False if the connection has to close after this reply."""
 
 
 class Responder:
@@ -62,11 +68,12 @@ class Responder:
         length = "" if status in BODILESS else f"Content-Length: {len(body)}\r\n"
         head = self._head(connection, status, headers, length)
         if self._bodiless or status in BODILESS:
-            connection.transport.write(head)
+            connection.send(head)
         elif len(body) < JOIN_BELOW:
-            connection.transport.write(head + body)
+            connection.send(head + body)
         else:
-            connection.transport.writelines((head, body))
+            connection.send(head)
+            connection.send(body)
         self._end(connection)
 
     def start(self, status: int, headers: Sequence[tuple[str, str]]) -> None:
@@ -83,7 +90,7 @@ class Responder:
         else:
             self._chunked = not self._bodiless
             framing = "Transfer-Encoding: chunked\r\n"
-        connection.transport.write(self._head(connection, status, headers, framing))
+        connection.send(self._head(connection, status, headers, framing))
 
     def write(self, data: bytes) -> None:
         """One piece of the body."""
@@ -92,11 +99,12 @@ class Responder:
         if connection is None or self._bodiless or not data:
             return
         if not self._chunked:
-            connection.transport.write(data)
+            connection.send(data)
         elif len(data) < JOIN_BELOW:
-            connection.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+            connection.send(b"%x\r\n%b\r\n" % (len(data), data))
         else:
-            connection.transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+            for piece in (b"%x\r\n" % len(data), data, b"\r\n"):
+                connection.send(piece)
 
     def end(self) -> None:
         """The reply that was started is complete."""
@@ -104,7 +112,7 @@ class Responder:
         if connection is None:
             return
         if self._chunked:
-            connection.transport.write(_LAST_CHUNK)
+            connection.send(_LAST_CHUNK)
         self._end(connection)
 
     def abort(self) -> None:
@@ -120,12 +128,15 @@ class Responder:
     def _head(self, connection: Connection, status: int, headers: Sequence[tuple[str, str]], framing: str) -> bytes:
         assert not self.started, "a second reply to one request"
         lines = header_lines(headers)
-        self._keep_alive = self._keep_alive and connection.may_stay()
+        server = connection.server
+        self._keep_alive = self._keep_alive and not server.draining
         persistence = "" if self._keep_alive else _CLOSE
         if self._http10 and self._keep_alive:
             persistence = _KEEP_ALIVE
+        text = f"{STATUS_LINES[status]}{lines}{framing}{persistence}{server.date_line}\r\n"
+        head = text.encode("latin-1")
         self.started = True
-        return f"{status_line(status)}{lines}{framing}{persistence}{connection.date_line}\r\n".encode("latin-1")
+        return head
 
     def _end(self, connection: Connection) -> None:
         self._connection = None

@@ -15,6 +15,7 @@ from typing import Protocol, cast
 
 from router.core.replies import error_reply
 from router.io.http1.message import Limits, RefusedError, Request, date_line
+from router.io.http1.outbox import Outbox
 from router.io.http1.request_reader import RequestReader
 from router.io.http1.responder import Responder
 
@@ -68,9 +69,9 @@ class _Connection(asyncio.Protocol):
         "_open",
         "_reader",
         "_responder",
-        "_server",
         "_unsent",
         "deadline",
+        "server",
         "transport",
         "writable",
     )
@@ -78,7 +79,7 @@ class _Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(self, server: HttpServer) -> None:
-        self._server = server
+        self.server = server
         self._reader: RequestReader | None = None
         self._responder: Responder | None = None
         self._exchange: Exchange | None = None
@@ -94,8 +95,8 @@ class _Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(high=_WRITE_AHEAD)
         self._open = True
-        self._server.add(self)
-        self._expire_in(self._server.limits.header_timeout_s)
+        self.server.add(self)
+        self._expire_in(self.server.limits.header_timeout_s)
 
     def data_received(self, data: bytes) -> None:
         if self._lingering:
@@ -110,8 +111,10 @@ class _Connection(asyncio.Protocol):
                 self.transport.pause_reading()
 
     def eof_received(self) -> None:
-        # A client that closes one direction counts as gone, as nginx and uvicorn have it.
+        # A client that closes one direction counts as gone, as nginx and uvicorn have it. What it was answered before
+        # still leaves.
         self._open = False
+        self.server.outbox.flush(self.transport)
         if self._responder is not None:
             self._gone()
             self.transport.abort()
@@ -121,7 +124,7 @@ class _Connection(asyncio.Protocol):
         self._reader = None
         self._held = b""
         self._gone()
-        self._server.remove(self)
+        self.server.remove(self)
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -137,18 +140,15 @@ class _Connection(asyncio.Protocol):
 
     # From the responder
 
-    @property
-    def date_line(self) -> str:
-        return self._server.date_line
-
-    def may_stay(self) -> bool:
-        return not self._server.draining
+    def send(self, data: bytes) -> None:
+        self.server.outbox.write(self.transport, data)
 
     def reply_ended(self, *, keep_alive: bool) -> None:
         self._responder = self._exchange = None
-        if keep_alive and self.may_stay():
-            self._expire_in(self._server.limits.idle_timeout_s)
-            self._read_held_soon()
+        if keep_alive and not self.server.draining:
+            self._expire_in(self.server.limits.idle_timeout_s)
+            if self._held:
+                self._read_held_soon()
         elif self._held or self._reader is not None:
             self._linger()
         else:
@@ -156,6 +156,8 @@ class _Connection(asyncio.Protocol):
 
     def reply_aborted(self) -> None:
         self._responder = self._exchange = None
+        # What the client has got until now may be a whole reply to an earlier request.
+        self.server.outbox.flush(self.transport)
         self.abort()
 
     # From the server
@@ -188,36 +190,39 @@ class _Connection(asyncio.Protocol):
     def _read(self, data: bytes) -> None:
         while data and self._open:
             reader = self._reader
+            begins = reader is None
             if reader is None:
-                reader = self._reader = RequestReader(self._server.limits)
-                self._expire_in(self._server.limits.header_timeout_s)
+                reader = self._reader = RequestReader(self.server.limits)
             try:
                 data = reader.feed(data)
             except RefusedError as refused:
                 self._refuse(refused)
                 return
-            if reader.request is None:
+            request = reader.request
+            if request is None:
+                if begins:
+                    self._expire_in(self.server.limits.header_timeout_s)
                 self._await_body(reader)
             else:
                 self._reader = None
-                self._serve(reader, reader.request)
+                self._serve(reader, request)
                 if self._responder is not None or not self.writable:
                     self._held = data
                     return
 
     def _await_body(self, reader: RequestReader) -> None:
         if reader.head_complete:
-            self._expire_in(self._server.limits.body_timeout_s)
+            self._expire_in(self.server.limits.body_timeout_s)
             if reader.wants_continue:
                 reader.wants_continue = False
-                self.transport.write(_CONTINUE)
+                self.send(_CONTINUE)
 
     def _serve(self, reader: RequestReader, request: Request) -> None:
         self.deadline = math.inf
         responder = Responder(self, request.method, http10=reader.is_http10, keep_alive=reader.keep_alive)
         self._responder = responder
         try:
-            exchange = self._server.application(request, responder)
+            exchange = self.server.application(request, responder)
         except Exception:
             _log.exception("%s %s failed", request.method, request.path)
             if responder.started:
@@ -231,7 +236,7 @@ class _Connection(asyncio.Protocol):
     def _read_held_soon(self) -> None:
         """The caller may be the application, in the middle of something else."""
         if self._held and self._responder is None:
-            self._server.loop.call_soon(self._read_held)
+            self.server.loop.call_soon(self._read_held)
 
     def _read_held(self) -> None:
         if self._open and self._responder is None and self.writable:
@@ -241,7 +246,7 @@ class _Connection(asyncio.Protocol):
                 self.transport.resume_reading()
 
     def _refuse(self, refused: RefusedError) -> None:
-        self._server.on_refused(refused.status, refused.message)
+        self.server.on_refused(refused.status, refused.message)
         self._answer(Responder(self, "", http10=False, keep_alive=False), refused.status, refused.message)
 
     def _answer(self, responder: Responder, status: int, message: str) -> None:
@@ -256,19 +261,21 @@ class _Connection(asyncio.Protocol):
             return
         self._lingering = _LINGER_BYTES
         self._expire_in(_LINGER_S)
+        self.server.outbox.flush(self.transport)
         self.transport.write_eof()
         self.transport.resume_reading()
 
     def _close(self) -> None:
         """Close once all is sent."""
         self._open = False
+        self.server.outbox.flush(self.transport)
         self._await_reader()
         self.transport.close()
 
     def _await_reader(self) -> None:
         """A client that takes nothing of what is sent is cut off."""
         self._unsent = self.transport.get_write_buffer_size()
-        self._expire_in(self._server.limits.idle_timeout_s)
+        self._expire_in(self.server.limits.idle_timeout_s)
 
     def _gone(self) -> None:
         responder, exchange = self._responder, self._exchange
@@ -289,7 +296,7 @@ class _Connection(asyncio.Protocol):
                 _log.exception("an exchange failed on its client's pace")
 
     def _expire_in(self, delay_s: float) -> None:
-        self.deadline = self._server.loop.time() + delay_s
+        self.deadline = self.server.loop.time() + delay_s
 
 
 class HttpServer:
@@ -302,6 +309,7 @@ class HttpServer:
         self.draining = False
         self.date_line = date_line()
         self.loop = asyncio.get_running_loop()
+        self.outbox = Outbox(self.loop.call_soon)
         self._connections: set[_Connection] = set()
         self._empty = asyncio.Event()
         self._listener: asyncio.Server | None = None

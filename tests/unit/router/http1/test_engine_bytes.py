@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.io.http1.engine_connection import CallListener, EngineConnection, Failure
+from router.io.http1.outbox import Outbox
 from tests.unit.router.http1.traffic import FakeTransport, mutated
 
 SEEDS = [
@@ -25,6 +26,7 @@ class Ledger:
     def __init__(self) -> None:
         self.listener: CallListener = self
         self.story: list[str] = []
+        self.send_by: float | None = None
 
     def head(self, status: int, headers: dict[bytes, bytes]) -> None:
         assert self.story == []
@@ -40,6 +42,9 @@ class Ledger:
 
     def failed(self, failure: Failure, detail: str) -> None:
         raise AssertionError("the call tells, not the connection")
+
+    def fail(self, failure: Failure, detail: str) -> None:
+        self.story.append(failure)
 
     def connection_done(self) -> None:
         self.story.append("done")
@@ -57,9 +62,9 @@ class Ledger:
 @given(pieces=mutated(SEEDS), eof=st.booleans())
 def test_every_stream_of_bytes_ends_a_call_once(pieces: list[bytes], eof: bool) -> None:
     ledger, transport = Ledger(), FakeTransport()
-    connection = EngineConnection(ledger, ("h", 1))
+    connection = EngineConnection(ledger, ("h", 1), Outbox(lambda _flush: None))
     connection.connection_made(transport)
-    connection.carry(ledger, b"head", b"body", join=True)
+    connection.carry(ledger, b"head", b"body")
     for piece in pieces:
         if not transport.closing:
             connection.data_received(piece)

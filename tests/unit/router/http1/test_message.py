@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.io.http1.message import header_lines, split_target, status_line
+from router.io.http1.message import STATUS_LINES, header_lines, split_target
 
 
 @pytest.mark.parametrize(
@@ -37,5 +37,5 @@ def test_path_and_query_of_every_form_of_target(target: str, expected: tuple[str
 
 
 def test_a_status_without_a_phrase_has_a_line() -> None:
-    assert status_line(200) == "HTTP/1.1 200 OK\r\n"
-    assert status_line(499) == "HTTP/1.1 499 \r\n"
+    assert STATUS_LINES[200] == "HTTP/1.1 200 OK\r\n"
+    assert STATUS_LINES[499] == "HTTP/1.1 499 \r\n"
