@@ -72,7 +72,7 @@ test-jobs: stack
 	$(PYTEST) -m "not full" $(JOBS) | sed --unbuffered 's/^/[jobs] /'
 
 # Engines after all else: as they start they leave no core to tests that wait on the clock.
-test: stack ## everything a change can break, on the real parts too; about 20 minutes
+test: stack ## everything a change can break, on the real parts too; about 15 minutes
 	@$(MAKE) --no-print-directory --jobs=2 test-parts test-processes
 	@$(MAKE) --no-print-directory --jobs=2 test-engines test-jobs
 
