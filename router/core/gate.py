@@ -23,10 +23,6 @@ class Gate:
 
     def __init__(self) -> None:
         self.state: GateState = "frozen"
-        self.may_start = False
-        """May a first leg (of a new request or of a fresh attempt) be sent?"""
-        self.may_continue = False
-        """May the second leg of a running request be sent?"""
         self.keeps = False
         """What runs lives through this hold, until the gate opens: engines are paused under it, also while the second
         legs of others still go."""
@@ -44,8 +40,17 @@ class Gate:
 
     def set(self, state: GateState) -> None:
         self.state = state
-        self.may_start, self.may_continue = state == "open", state != "frozen"
         self.keeps = self.keeps and state != "open"
+
+    @property
+    def may_start(self) -> bool:
+        """May a first leg (of a new request or of a fresh attempt) be sent?"""
+        return self.state == "open"
+
+    @property
+    def may_continue(self) -> bool:
+        """May the second leg of a running request be sent?"""
+        return self.state != "frozen"
 
     @property
     def may_close(self) -> bool:
