@@ -19,7 +19,7 @@ class Choice(msgspec.Struct):
     routed_experts: str | None = None
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+_Count = Annotated[int, msgspec.Meta(ge=-(2**53), le=2**53)]
 """What can be passed on between processes; no prompt has more tokens."""
 
 

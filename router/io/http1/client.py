@@ -143,10 +143,7 @@ class Call(msgspec.Struct, eq=False):
     # From the connection
 
     def connection_done(self) -> None:
-        self._over = self._sent = True
-        self._connection = None
-        self._body = b""
-        del self.listener
+        self._finish()
 
     def connection_broke(self, detail: str, *, answered: bool) -> None:
         self._detach()

@@ -310,6 +310,14 @@ def test_what_one_handoff_can_not_serve_is_refused_by_name(fields: Any, param: s
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize("names", [("n", "prompt"), ("prompt", "n")])
+def test_of_two_refused_fields_the_first_that_was_sent_is_named(names: tuple[str, str]) -> None:
+    values = {"n": 2, "prompt": ["a", "b"]}
+    with pytest.raises(RequestRefused) as caught:
+        check_split(parse({name: values[name] for name in names}))
+    assert caught.value.param == names[0]
+
+
 @pytest.mark.parametrize(
     ("fields", "route", "param"),
     [

@@ -45,6 +45,14 @@ def test_a_prefill_reply_that_can_not_be_read(reply: bytes) -> None:
     assert read_prefill_reply(reply) is None
 
 
+@pytest.mark.parametrize("name", ["cached_tokens", "created_cache_tokens"])
+@pytest.mark.parametrize("count", [2**53 + 1, 2**64, -(2**64)])
+def test_counts_that_no_prompt_can_have_are_no_reply(name: str, count: int) -> None:
+    """Larger ones than 2**64 could not be told to the process that decides, and a replica's place would be lost."""
+    reply = {"choices": [], "usage": {"prompt_tokens_details": {name: count}}}
+    assert read_prefill_reply(json.dumps(reply).encode()) is None
+
+
 @pytest.mark.parametrize(
     ("reply", "failed"),
     [

@@ -251,6 +251,8 @@ def test_an_application_that_fails(run: Run, caplog: pytest.LogCaptureFixture) -
     def failing(request: Request, responder: Responder) -> None:
         if request.path == "/injected":
             responder.reply(200, (("X", request.query + "\r\nEvil: 1"),), b"")
+        if request.path == "/cyrillic":
+            responder.reply(200, (("X", "\u0416"),), b"")
         if request.path == "/late":
             responder.start(200, ())
         raise ValueError("a bug")
@@ -258,7 +260,7 @@ def test_an_application_that_fails(run: Run, caplog: pytest.LogCaptureFixture) -
     async def case() -> None:
         async with served(failing) as at:
             client = await at.client()
-            for path in (b"/", b"/injected"):
+            for path in (b"/", b"/injected", b"/cyrillic"):
                 await client.say(b"GET %b HTTP/1.1\r\nHost: h\r\n\r\n" % path)
                 head, body = await client.reply()
                 assert head.startswith(b"HTTP/1.1 500 ")
@@ -269,7 +271,7 @@ def test_an_application_that_fails(run: Run, caplog: pytest.LogCaptureFixture) -
             assert not cut_off.endswith(b"0\r\n\r\n")
 
     run(case())
-    assert len([each for each in caplog.records if each.name.startswith("router.")]) == 3
+    assert len([each for each in caplog.records if each.name.startswith("router.")]) == 4
 
 
 @both_loops
